@@ -1,4 +1,4 @@
-"""Formats numbers and text for people."""
+"""Formats numbers and text for readers."""
 
 import math
 import re

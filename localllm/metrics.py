@@ -191,7 +191,7 @@ class TierMove(NamedTuple):
 
 @dataclass
 class DiskStats:
-    """What the disk tier of the prefix cache has done since the model was loaded."""
+    """Counters of the prefix cache's disk tier since the model was loaded."""
 
     written_files: int = 0
     written_bytes: int = 0
@@ -221,7 +221,7 @@ class EngineStats:
     running: int  # requests
     waiting: int  # requests not started yet, or preempted
     most_waiting: int  # further requests are refused at this number
-    context: int  # most tokens per request
+    context: int  # maximum tokens per request
     blocks: int = 0  # of the cache
     block_tokens: int = 0  # in each
     used_blocks: int = 0  # held by running requests

@@ -142,7 +142,7 @@ def nesting_depth(content: Any) -> int:
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How tokens are sampled, and when an answer ends.
+    """Parameters for sampling tokens and for ending an answer.
 
     The defaults are the model's own distribution (temperature 1, nothing filtered). Order of operations, as
     in `transformers`: logit_bias, repetition/presence/frequency penalty, temperature, top_k, top_p, min_p.
@@ -296,7 +296,7 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class ToolUse:
-    """Which of its tools a model must or may call. By default it decides."""
+    """The tools that a model may or must call. By default the model decides."""
 
     required: bool = False
     """It must call a tool."""
@@ -352,19 +352,19 @@ class ChatRequest:
     """Token ids that precede the prompt."""
 
     priority: int = 0
-    """As Request.priority."""
+    """See Request.priority."""
 
     context: int | None = None
-    """As Request.context."""
+    """See Request.context."""
 
     inspect: int | None = None
-    """As Request.inspect."""
+    """See Request.inspect."""
 
     keep: bool = False
-    """As Request.keep."""
+    """See Request.keep."""
 
     slot: int | None = None
-    """As Request.slot."""
+    """See Request.slot."""
 
     @property
     def is_chat(self) -> bool:
@@ -382,7 +382,7 @@ CLIENT: ContextVar[str] = ContextVar("client", default="")
 
 
 class PrefixNames(NamedTuple):
-    """What a router calls the beginnings of a prompt."""
+    """Names of the prefixes of a prompt, for a router."""
 
     names: Sequence[Hashable] = ()  # evenly spaced, the shortest first
     share: float = 1.0  # of the prompt that the longest covers
@@ -390,7 +390,7 @@ class PrefixNames(NamedTuple):
 
 NO_NAMES = PrefixNames()
 PREFIX_NAMES: ContextVar[PrefixNames] = ContextVar("prefix_names", default=NO_NAMES)
-"""Of the requests that are being prepared."""
+"""Names of the prefixes of the request that is being prepared."""
 
 
 @dataclass(frozen=True)
@@ -415,7 +415,7 @@ class Request:
     tool_use: ToolUse = ToolUse()
 
     inspect: int | None = None
-    """Report every step, including prefill, with so many candidates for each token; None: no reports."""
+    """Number of candidates per token in the reports of every step, including prefill; None for no reports."""
 
     keep: bool = False
     """Store its keys and values on the disk when it ends, if there is a disk tier."""

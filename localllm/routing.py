@@ -1,7 +1,8 @@
 """Which replica a request is sent to: the policies that a front of replicas and `localllm simulate` share.
 
-A router knows what a front knows: which requests it sent where, how many of them have not ended, and what replicas
-report of their prefix caches. It is plain data and reads no clock, so that a simulation takes the same decisions.
+A router has the knowledge of a front: which requests it sent where, how many of them have not ended, and the
+reports of replicas about their prefix caches. It is plain data and reads no clock, so that a simulation takes the
+same decisions.
 """
 
 import math
@@ -27,7 +28,7 @@ class Router(Generic[R]):
     round-robin: the one that was chosen longest ago. load: the one with the fewest requests. prefix: the one that
     was sent the longest known beginning of the prompt, by this router or another, unless it has too many requests
     more than the least loaded one: MAX_AHEAD times the share of the prompt that it has in its cache. So a short
-    common beginning, such as a system prompt, attracts less than a conversation, and one that everybody sends
+    common beginning, such as a system prompt, attracts less than a conversation, and one that most requests share
     spreads over all replicas.
 
     A replica that has evicted a beginning gets it again if it is not busier than others. If it went elsewhere, it
@@ -78,8 +79,8 @@ class Router(Generic[R]):
         self.add_owner(names, replica)
 
     def learn(self, replica: R, held: Iterable[Hashable], evicted: Iterable[Hashable]) -> None:
-        """Record what a replica reports: beginnings that its cache holds, also of requests that other routers sent
-        there, and those that it holds no more."""
+        """Record the report of a replica: beginnings that its cache holds, also of requests that other routers
+        sent there, and those that it has evicted."""
         self.add_owner(held, replica)
         for name in evicted:
             if replica in self.owners.get(name, ()):
@@ -99,7 +100,7 @@ class Router(Generic[R]):
             self.owners.popitem(last=False)
 
     def forget(self, replica: R) -> None:
-        """Forget what a replica was sent, as it has ended."""
+        """Forget the requests sent to a replica, because it has ended."""
         self.chosen_at.pop(replica, None)
         for name, owners in list(self.owners.items()):
             if replica in owners:

@@ -23,7 +23,7 @@ PARAMETER_HELP = {
     "logit_bias": "Add BIAS to the logit of token ID; -inf bans it. Repeatable.",
     "seed": "Random seed; the same seed gives the same answer.",
     "max_tokens": "Maximum answer length in tokens; default: until the context is full.",
-    "min_tokens": "Minimum answer length in tokens: no end token or stop ends it earlier.",
+    "min_tokens": "Minimum answer length in tokens; end tokens and stop strings are ignored before.",
     "stop": "Stop before this text. Repeatable.",
     "stop_ids": "Stop at this token ID. Repeatable.",
     "ignore_eos": "Continue past the model's end-of-sequence tokens.",

@@ -14,7 +14,7 @@ CPU_LEVELS = ("avx512", "avxvnni", "avx2", "baseline")
 GB = 10**9
 DISK_CACHE_FOLDER = "kv-cache"  # in the home folder
 DISK_CACHE_BYTES = 10 * GB
-CONVERSATIONS_BYTES = 4 * GB  # for conversations of the app, which nobody has asked to store
+CONVERSATIONS_BYTES = 4 * GB  # for conversations of the app, which are stored without a flag
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Settings":
-        """Raises UsageError where LOCALLLM_THREADS is no positive number, LOCALLLM_GRAPHS, LOCALLLM_PDL,
+        """Raises UsageError if LOCALLLM_THREADS is not a positive number, LOCALLLM_GRAPHS, LOCALLLM_PDL,
         LOCALLLM_KEEP_LAYOUT, LOCALLLM_DETERMINISTIC, LOCALLLM_STRICT or LOCALLLM_CACHE not on or off,
         LOCALLLM_DRAFT not lookup or off, or LOCALLLM_CPU no level."""
         threads = environment.get("LOCALLLM_THREADS")

@@ -109,8 +109,8 @@ IGNORED_FIELDS: ContextVar[IgnoredFields | None] = ContextVar("ignored_fields", 
 def ignore_field(
     param: str, message: str, remedy: str = "leave it out", *, name: str = "", changes_answer: bool = True
 ) -> None:
-    """Record that the field at path `param` has no effect, under `name` or else its path. Raises BadField if such
-    fields are refused."""
+    """Record that the field at path `param` has no effect, under `name` or, by default, its path. Raises BadField
+    if such fields are refused."""
     ignored = IGNORED_FIELDS.get()
     if ignored is None:
         raise BadField(param, message, remedy)

@@ -57,10 +57,10 @@ class ParsedRequest:
     """Queued requests with a higher priority run first."""
 
     inspect: int | None = None
-    """As in Request.inspect."""
+    """See Request.inspect."""
 
     slot: int | None = None
-    """As in Request.slot."""
+    """See Request.slot."""
 
     stream: bool = False
     include_usage: bool = False

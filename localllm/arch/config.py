@@ -215,7 +215,7 @@ class MoEConfig:
 
 @dataclass(frozen=True)
 class NormPlacement:
-    """Which of the four norms a layer has."""
+    """The norms that a layer has, of four."""
 
     before_mixer: bool = True
     after_mixer: bool = False
@@ -248,7 +248,7 @@ class PerLayerConfig:
 
 @dataclass(frozen=True)
 class EncoderConfig:
-    """What differs in a model that reads a whole text at once and returns a vector instead of tokens.
+    """Configuration of an encoder, which reads a whole text at once and returns a vector instead of tokens.
 
     It has no KV cache and no head. If it is not causal, windows extend equally far in both directions.
     """
@@ -302,7 +302,7 @@ class ModelConfig:
 
     @property
     def mixtures(self) -> list[MoEConfig]:
-        """The mixtures of experts of its layers."""
+        """Configurations of its MoE layers."""
         return [layer.ffn for layer in self.layers if isinstance(layer.ffn, MoEConfig)]
 
     @property

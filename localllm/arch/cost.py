@@ -232,7 +232,7 @@ def kv_bytes_read(config: ModelConfig, step: Step, element_bytes: float, scale_b
 
 
 def expert_fraction_read(config: ModelConfig, tokens: int) -> float:
-    """Return the expected fraction of expert weights that a step of so many tokens reads.
+    """Return the expected fraction of expert weights that a step with `tokens` tokens reads.
 
     It is 1 - (1 - k / E)^tokens if every expert is equally likely; routers with preferences read fewer.
     """
@@ -243,7 +243,7 @@ def expert_fraction_read(config: ModelConfig, tokens: int) -> float:
 
 
 def selected_fraction(c: MoEConfig, tokens: int) -> float:
-    """Return the expected fraction of a mixture's experts that any of so many tokens selects."""
+    """Return the expected fraction of an MoE layer's experts that at least one of `tokens` tokens selects."""
     return 1 - (1 - c.experts_per_token / c.experts) ** tokens
 
 

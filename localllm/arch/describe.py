@@ -55,7 +55,7 @@ def as_encoder(config: ModelConfig) -> ModelConfig:
 
 
 def tensor_layout(config: Mapping[str, Any]) -> TensorLayout:
-    """Return how checkpoints with this `config.json` name their tensors. Raises like `parse_config`."""
+    """Return how checkpoints with this `config.json` name their tensors. Raises the errors of `parse_config`."""
     family = family_of(config)
     layout = family.layout(family_fields(family, config)) if callable(family.layout) else family.layout
     unused = [MULTIMODAL] if ConfigFields(config).has("text_config") else []
@@ -95,8 +95,8 @@ def text_fields(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def ties_whole_model(config: Mapping[str, Any]) -> bool | None:
-    """Whether a multimodal model says of the whole of it that head and embedding are one; Mistral 3's do unless
-    they say otherwise. None where only the text part says it."""
+    """Whether the top level of a multimodal model's config.json ties head and embedding; Mistral 3's does unless
+    it states otherwise. None if only the text part states it."""
     is_mistral3 = "Mistral3ForConditionalGeneration" in ConfigFields(config).texts("architectures")
     stated = config.get("tie_word_embeddings")
     return is_mistral3 or None if stated is None else ConfigFields(config).flag("tie_word_embeddings")

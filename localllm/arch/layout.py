@@ -1,4 +1,4 @@
-"""How a checkpoint names the tensors of a model, translated to the names of the runtime.
+"""Translates the names of tensors in a checkpoint to those of the runtime.
 
 These are Llama's, except for the norms, which are named by their place:
 
@@ -13,7 +13,7 @@ These are Llama's, except for the norms, which are named by their place:
     layers.N.mlp.{gate_proj,up_proj,down_proj}, or gate_up_proj for the first two
     layers.N.mlp.{router,correction_bias,expert_scale,shared_gate}
     layers.N.mlp.shared.{gate_proj,up_proj,down_proj}
-    layers.N.mlp.{before_router,before_shared,after_shared,before_experts,after_experts}, norms within a mixture
+    layers.N.mlp.{before_router,before_shared,after_shared,before_experts,after_experts}, norms within an MoE layer
     layers.N.mlp.experts.E.{gate_proj,up_proj,down_proj}, or gate_up_proj
 
     embed_positions, embed_kinds, embed_norm and dense.N of encoders

@@ -204,7 +204,7 @@ def attention(hf: ConfigFields, *, interleaved: bool = False, **changes: Any) ->
 def delta_net(hf: ConfigFields) -> DeltaNetConfig:
     if activation(hf) != "silu":
         raise UnsupportedModel(
-            "a delta net with another activation than silu is not supported", "use a published model"
+            "a delta net with an activation other than silu is not supported", "use a published model"
         )
     keys, values = hf.size("linear_num_key_heads"), hf.size("linear_num_value_heads")
     if values % keys:
@@ -244,7 +244,7 @@ def latent_attention(hf: ConfigFields) -> LatentConfig:
 def layer_count(hf: ConfigFields) -> int:
     layers = hf.size("num_hidden_layers")
     if layers > MAX_LAYERS:
-        raise DamagedModel(f"config.json names {layers} layers", "fetch the model again")
+        raise DamagedModel(f"config.json specifies {layers} layers", "fetch the model again")
     return layers
 
 

@@ -1,4 +1,4 @@
-"""How the vectors of a text's tokens become one: an embedder's settings outside config.json, as data.
+"""Pooling of the vectors of a text's tokens: an embedder's settings outside config.json, as data.
 
 The readers of all file formats store them in the configuration under POOLING.
 """

@@ -1,4 +1,4 @@
-"""How tensor parallelism divides a model among ranks: heads, columns and rows of the vocabulary. Pure data.
+"""The division of a model among ranks by tensor parallelism: heads, columns and rows of the vocabulary. Pure data.
 
 A matrix whose rows are heads or intermediate columns is divided by rows, and the matrix that reads them by
 columns, so that each layer needs two all-reduces (Shoeybi et al. 2019, Megatron-LM). Matrices that stack several,
@@ -34,8 +34,8 @@ class Shard:
 
     rank: int
     size: int
-    whole_experts: bool = False  # of a mixture, whole experts instead of columns of each
-    by_rows: bool = False  # all matrices by rows, also those that read what ranks have computed a part of
+    whole_experts: bool = False  # divide MoE layers by whole experts instead of columns of each
+    by_rows: bool = False  # divide all matrices by rows, also those whose input the ranks have computed in parts
 
     def range_of(self, count: int) -> tuple[int, int]:
         """Return this rank's range of `count` heads, columns or channels, which the size divides."""
@@ -172,7 +172,7 @@ def division_of(name: str, config: ModelConfig, shard: Shard) -> Division | None
     if division is None or division.axis == "rows" or not shard.by_rows:
         return division
     if len(division.segments) > 1 or EXPERT.search(name):
-        raise refusal("a mixture or a tiled delta net in this format", shard)
+        raise refusal("an MoE model or a tiled delta net in this format", shard)
     divide(config.hidden_size, shard, "dimensions of hidden states")
     return rows(config.hidden_size, shard.range_of(config.hidden_size))
 

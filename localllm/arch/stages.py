@@ -1,4 +1,5 @@
-"""How pipeline parallelism divides a model among processes: each has some consecutive layers, a stage. Pure data.
+"""The division of a model among processes by pipeline parallelism: each has some consecutive layers, a stage. Pure
+data.
 
 The first stage also has the embedding and the head: a step returns to it as hidden states, which are smaller than
 logits, and a tied head is stored once.
@@ -80,7 +81,7 @@ def parse_stages(
     stages, shares = parse_shares(pipeline_parallel)
     if workers and stages != 1 + workers:
         raise UsageError(
-            f"--workers and this machine make {1 + workers} stages, and --pipeline-parallel asks for {stages}",
+            f"--workers and this machine make {1 + workers} stages, and --pipeline-parallel requires {stages}",
             "leave out --pipeline-parallel, or give a share for each; start a worker for each further GPU",
         )
     return stages, shares
@@ -112,7 +113,7 @@ def divide_layers(
             f"use at most {len(allowed) + 1} with --pipeline-parallel",
         )
     before = [0, *accumulate(layer_bytes)]
-    # To each border of the stages so far: the largest load, and the borders that it is reached by.
+    # For each border after the stages so far: the smallest possible largest load, and the borders that lead to it.
     best = {end: ((outside_bytes + before[end]) / shares[0], (0, end)) for end in [*allowed, count]}
     for share in shares[1:]:
         best = {

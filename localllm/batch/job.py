@@ -30,10 +30,10 @@ class JobState:
     """
 
     asked: Mapping[str, Any]
-    """What was requested: the input's digest, the model's name, seed, limits, options."""
+    """The requested settings: the input's digest, the model's name, seed, limits, options."""
 
     ran: Mapping[str, Any] = field(default_factory=dict)
-    """What was used: device, number formats, context, the model's files."""
+    """The settings that were used: device, number formats, context, the model's files."""
 
     format: int = STATE_FORMAT
 

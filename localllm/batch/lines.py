@@ -66,7 +66,7 @@ class BatchLine:
         parse = parse_chat_request if self.is_chat else parse_completion_request
         request = parse({**self.body, "model": model}, replace(defaults, seed=self.seed))
         if request.stream:
-            raise BadField("stream", "a batch is not streamed", "leave it out")
+            raise BadField("stream", "a batch cannot be streamed", "leave it out")
         return request
 
     def success_object(

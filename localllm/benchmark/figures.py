@@ -62,7 +62,8 @@ class StepWork:
     bytes: float  # read by all steps
     weight_bytes: float  # of these, for weights
     flops: float
-    # Of these, for tokens computed together; for a single token, attention is limited by reading.
+    # The part of `flops` for attention of tokens computed together; for a single token, attention is limited by
+    # reading.
     attention_flops: float
     tokens_per_step: int  # per step
 

@@ -12,7 +12,7 @@ from localllm.benchmark.scenario import Scenario
 from localllm.benchmark.summary import Distribution, Ratio, RequestSummary, summarize
 from localllm.hardware.measure import MIN_CPU_SHARE
 
-MAX_STEADY_DRIFT = 0.1  # most that copies before and after differ on a steady machine
+MAX_STEADY_DRIFT = 0.1  # maximum difference between copies before and after on a steady machine
 
 
 @dataclass(frozen=True)

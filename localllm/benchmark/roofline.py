@@ -132,7 +132,7 @@ def measure_product_rates(
     rows: Collection[int],
     most_bytes: int,
 ) -> dict[int, float]:
-    """Return bytes of weights per second by rows of x. most_bytes: most bytes of distinct matrices."""
+    """Return bytes of weights per second by rows of x. most_bytes: maximum bytes of distinct matrices."""
     [first] = kernels.prepare_weights(measured.sample_matrix(matrix, dtype, device))
     count = min(MAX_MATRICES, max(1, most_bytes // first.nbytes))
     weights = [

@@ -73,7 +73,9 @@ def parse_numbers(text: str | None, flag: str, minimum: int = 1) -> tuple[int, .
     numbers = []
     for word in text.split(","):
         if not (word.strip().isdecimal() and minimum <= int(word) <= MAX_TOKENS):
-            raise UsageError(f"{flag} holds {word.strip()!r}", f"give whole numbers from {minimum}, as in 128,512")
+            raise UsageError(
+                f"{flag} contains {word.strip()!r}", f"give whole numbers from {minimum}, as in 128,512"
+            )
         numbers.append(int(word))
     return tuple(numbers)
 
@@ -104,7 +106,7 @@ class PromptSource:
         self.tokens = [token for token in range(vocab_size) if token not in special]
         if len(self.tokens) < 2:
             raise UsageError(
-                f"of {vocab_size} tokens all but {len(self.tokens)} are special", "name another model"
+                f"only {len(self.tokens)} of {vocab_size} tokens are not special", "use another model"
             )
         if text is not None and not text:
             raise UsageError("the text for prompts is empty", "use a longer one")

@@ -115,7 +115,7 @@ def paired_ratio(a: Sequence[float], b: Sequence[float], confidence: float = CON
     The logarithms of the ratios are assumed to be normally distributed: their mean with Student's t interval,
     transformed back, is the geometric mean with its confidence interval (Bland and Altman 1996, BMJ 312:1079; for
     computer timings: Hoefler and Belli 2015, Scientific Benchmarking of Parallel Computing Systems, rule 5). A
-    slow minute affects both sides of a pair, and so cancels out. Raises UsageError as `check_pairs`.
+    slow minute affects both sides of a pair, and so cancels out. Raises UsageError like `check_pairs`.
     """
     check_pairs(len(a))
     logs = [math.log(x / y) for x, y in zip(a, b, strict=True)]

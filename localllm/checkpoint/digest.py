@@ -1,8 +1,8 @@
 """Digests that identify a model without reading gigabytes at every run.
 
 A small file is hashed entirely. The SHA-256 of a large file is known if it came from the Hub, which names contents
-by it (`localllm verify` checks it); besides, samples are hashed: its size, its beginning, where headers are, and
-slices throughout. Another model, a fine-tune or a truncated file differs in these; a flipped bit may not.
+by it (`localllm verify` checks it); in addition, samples are hashed: its size, its beginning, where headers are,
+and slices throughout. Another model, a fine-tune or a truncated file differs in these; a flipped bit may not.
 """
 
 import hashlib
@@ -44,7 +44,8 @@ class FileDigest:
 
 
 def digest_model(model: Path) -> tuple[FileDigest, ...]:
-    """Return the digests of a folder's model files, or of all parts of a GGUF file. Raises like `weight_files`."""
+    """Return the digests of a folder's model files, or of all parts of a GGUF file. Raises the errors of
+    `weight_files`."""
     if is_gguf(model):
         return tuple(digest_file(part, model.parent) for part in part_files(model))
     templates = (file.relative_to(model).as_posix() for file in sorted((model / TEMPLATES_FOLDER).glob("*.jinja")))

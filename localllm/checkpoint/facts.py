@@ -95,7 +95,7 @@ class ModelSummary:
 
 
 def summarize_model(path: Path) -> ModelSummary:
-    """Summarize a model. Raises like `read_header`, and UnsupportedModel for an unsupported family."""
+    """Summarize a model. Raises the errors of `read_header`, and UnsupportedModel for an unsupported family."""
     header = read_header(path)
     config = parse_config(header.config)
     return ModelSummary(

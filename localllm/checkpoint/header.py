@@ -193,7 +193,7 @@ class Header:
 
     @cached_property
     def quantization_config(self) -> Quantization | None:
-        """The quantization according to config.json. Raises like `read_quantization`."""
+        """The quantization according to config.json. Raises the errors of `read_quantization`."""
         return None if self.gguf is not None else read_quantization(self.config)
 
     @property
@@ -217,7 +217,7 @@ def read_header(path: Path) -> Header:
     for name in files:
         if not (path / name).is_file():
             raise ModelNotFound(
-                f"{path} contains no {name}", "name the folder that a whole model was downloaded into"
+                f"{path} contains no {name}", "use the folder that a whole model was downloaded into"
             )
     config = read_json(path / "config.json")
     config.pop(POOLING, None)
@@ -250,7 +250,7 @@ def settle_tied_head(config: dict[str, Any], tensors: dict[str, TensorHeader]) -
 
 
 def read_gguf_header(path: Path) -> Header:
-    """Read a GGUF header. Raises like `read_gguf` and `to_config`."""
+    """Read a GGUF header. Raises the errors of `read_gguf` and `to_config`."""
     gguf = read_gguf(path)
     config = to_config(gguf)
     architecture = gguf.metadata["general.architecture"]
@@ -270,7 +270,7 @@ def dense_tensors(path: Path, modules: Iterable[ModuleEntry]) -> dict[str, Tenso
     """Return the tensors of an embedder's dense layers behind the pooling: dense.0, dense.1, ..."""
     files = [path / module.folder / WEIGHTS_FILE for module in modules if module.module_type == "Dense"]
     if missing := next((file for file in files if not file.is_file()), None):
-        raise ModelNotFound(f"there is no {missing}", "name the folder that a whole model was downloaded into")
+        raise ModelNotFound(f"there is no {missing}", "use the folder that a whole model was downloaded into")
     return {
         f"dense.{index}.{stored.removeprefix('linear.')}": tensor
         for index, file in enumerate(files)
@@ -356,7 +356,7 @@ def read_entry(file: Path, name: str, entry: Any) -> tuple[TensorHeader, tuple[i
     except (TypeError, KeyError, ValueError):
         raise damaged_file(file, f"the header entry of {name!r} is malformed") from None
     if not is_valid:
-        raise damaged_file(file, f"the header entry of {name!r} contains other values than numbers")
+        raise damaged_file(file, f"the header entry of {name!r} contains values other than numbers")
     if dtype not in DTYPE_BYTES and dtype not in OTHER_DTYPES:
         raise damaged_file(file, f"{name!r} is stored as {dtype!r}, which the format does not have")
     if dtype not in DTYPE_BYTES:

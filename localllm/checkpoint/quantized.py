@@ -114,7 +114,7 @@ def column_order(name: str, group_of: Tensor, scheme: Scheme) -> Tensor | None:
         return None
     order = group_of.argsort(stable=True)
     if not torch.equal(group_of[order], group_in_order):
-        raise damaged(f"{name!r} has groups of other sizes than {size} columns")
+        raise damaged(f"{name!r} has groups of sizes other than {size} columns")
     return order
 
 
@@ -389,7 +389,7 @@ def check_exponents(name: str, exponents: Tensor) -> None:
 
 
 def take_blocks(weights: Weights, name: str, shape: tuple[int, int], plain: str) -> QuantizedTensor | None:
-    """Return the matrix `name` if a GGUF file stores it in another format than `plain` (F32, ...), otherwise None.
+    """Return the matrix `name` if a GGUF file stores it in a format other than `plain` (F32, ...), otherwise None.
 
     Its scales are not checked: see `check_blocks`.
     """

@@ -29,7 +29,7 @@ GGUF_MAX_BYTES = 2**26
 def remote_header(plan: PullPlan, notify: Notify) -> Header:
     """Read the header of the files that a pull would fetch, from the cache or by ranged requests.
 
-    Raises like `hub.pull.pull` and `read_header`.
+    Raises the errors of `hub.pull.pull` and `read_header`.
     """
     folder = Path(tempfile.mkdtemp(prefix="localllm-"))
     try:

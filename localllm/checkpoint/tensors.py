@@ -221,7 +221,7 @@ class Weights:
         if extra:
             more = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
             raise DamagedModel(
-                f"the checkpoint contains the tensor {extra[0]!r}{more}, which config.json has no place for",
+                f"the checkpoint contains the tensor {extra[0]!r}{more}, which config.json does not describe",
                 "fetch the model again",
             )
 
@@ -271,6 +271,6 @@ def check_finite(name: str, tensor: Tensor) -> None:
     invalid = int((~torch.isfinite(tensor)).sum())
     dtype = dtype_name(tensor.dtype)
     raise DamagedModel(
-        f"the tensor {name!r} is NaN or infinite at {invalid} of {tensor.numel()} places in {dtype}",
+        f"the tensor {name!r} is NaN or infinite in {invalid} of {tensor.numel()} elements in {dtype}",
         "fetch the model again" if dtype == "float32" else "fetch the model again, or try --dtype float32",
     )

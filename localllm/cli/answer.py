@@ -40,7 +40,7 @@ FLUSH_INTERVAL_S = 0.001  # seconds: tokens that arrive faster are flushed toget
 
 @dataclass(frozen=True)
 class AnswerOptions:
-    """How to print an answer, by the flags of `run` with these names."""
+    """Options for printing an answer: the flags of `run` with these names."""
 
     raw: bool
     as_json: bool
@@ -343,7 +343,7 @@ def _build_receipt(
 
 def _write_receipt(path: Path, receipt: "Receipt") -> None:
     """Write a receipt, atomically unless `path` is a pipe or a device. Only this user can read the file, because
-    it contains the prompt. Raises as `explain_disk_errors`."""
+    it contains the prompt. Raises the errors of `explain_disk_errors`."""
     from localllm.receipts.receipt import to_text
 
     with explain_disk_errors(path.parent):

@@ -70,7 +70,7 @@ def serve_in_background(flags: Mapping[str, Any]) -> None:
 
 
 def stop_background_server() -> None:
-    """Raises as `stop_server`."""
+    """Raises the errors of `stop_server`."""
     with status("waiting for running answers"):
         server = stop_server(Settings.from_environment().home)
     note(f"the background server at {server.url} (process {server.pid}) has ended")

@@ -337,7 +337,7 @@ def run_load_test(
     what was measured until then."""
     refuse_flags(flags, LOCAL_FIELDS, "applies only to models loaded in this process, not with --against")
     if len(models) > 1:
-        raise UsageError(f"{len(models)} models are named", "name at most one, as the servers call it")
+        raise UsageError(f"{len(models)} models are named", "name at most one, by the servers' name for it")
     from localllm.benchmark.load import report as load_report
     from localllm.benchmark.load.client import SERVER_APIS, normalize_url
     from localllm.benchmark.load.drive import Load

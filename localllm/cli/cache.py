@@ -22,7 +22,7 @@ ACTIONS = ("list", "clear", "verify")
 
 @dataclass
 class StoredPrompts:
-    """What the folder holds of one model in one data type."""
+    """The stored prompts of one model in one data type."""
 
     model: str
     dtype: str
@@ -51,12 +51,12 @@ def cache(
     deletes damaged ones. Running processes continue without deleted files.
     """
     if action not in ACTIONS:
-        raise UsageError(f"there is no action {action!r}", f"name one of {', '.join(ACTIONS)}")
+        raise UsageError(f"there is no action {action!r}", f"use one of {', '.join(ACTIONS)}")
     path = expand_path(cache_dir) if cache_dir else Settings.from_environment().home / DISK_CACHE_FOLDER
     out = StdoutWriter()
     if not path.is_dir():
         if cache_dir:
-            raise UsageError(f"there is no folder {path}", "name the folder of --cache-dir")
+            raise UsageError(f"there is no folder {path}", "use the folder of --cache-dir")
         out.write(json.dumps(empty_result(action, path)) + "\n" if as_json else f"{path} is empty\n")
         return
     folder = CacheFolder(path, DISK_CACHE_BYTES)
@@ -87,7 +87,7 @@ def empty_result(action: str, path: Path) -> dict[str, object]:
 
 
 def stored_prompts(folder: CacheFolder) -> list[StoredPrompts]:
-    """What is stored, the largest share first. Damaged files are left out."""
+    """Return the stored prompts by model, the largest share first. Damaged files are left out."""
     stored: dict[tuple[str, str, str], StoredPrompts] = {}
     for name, file in folder.files.items():
         with suppress(OSError, DamagedSnapshot):

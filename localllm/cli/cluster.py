@@ -33,19 +33,19 @@ def cluster(
         str | None,
         options.option(
             "--host",
-            text="Address by which others reach this machine; default of start: 127.0.0.1, for no others.",
+            text="Address of this machine for the others; default of start: 127.0.0.1, which allows no others.",
             metavar="ADDRESS",
         ),
     ] = None,
     port: Annotated[
         int,
-        typer.Option(help="With start: port that the others join at.", metavar="N", min=1, max=MAX_PORT),
+        typer.Option(help="With start: port at which other machines join.", metavar="N", min=1, max=MAX_PORT),
     ] = DEFAULT_PORT,
     token_file: Annotated[
         str | None,
         options.option(
             "--token-file",
-            text="Token of the cluster; default of start: cluster-token in localllm's home, made if missing.",
+            text="Token file; default of start: cluster-token in localllm's home, created if missing.",
             metavar="FILE",
         ),
     ] = None,
@@ -58,8 +58,8 @@ def cluster(
     start makes this machine the head, and prints the command for the others. join adds this machine to the cluster
     of the head at HOST:PORT, with a copy of its token file. status lists the machines. drain moves replicas away
     from the machine NODE of that list, when they have answered their requests. stop takes this machine out; on the
-    head, it ends the cluster. Who reaches the machines and has the token can run programs on them as their user.
-    The cluster is Ray's, which `pip install "localllm[cluster]"` installs.
+    head, it ends the cluster. Anyone with access to the machines and the token can run programs on them as their
+    user. Clusters use Ray: install it with `pip install "localllm[cluster]"`.
     """
     from localllm.cluster.place import NODE_FILE, RayNode, own_node, require_ray
 
@@ -91,7 +91,9 @@ def cluster(
     elif action == "drain":
         drain(node, target or "")
     elif node.is_foreign:
-        raise UsageError(f"localllm has not started the Ray at {node.address}", "end it with what has")
+        raise UsageError(
+            f"Ray at {node.address} was not started by localllm", "stop it with the program that started it"
+        )
     else:
         with status("ending Ray"):
             node.stop()
@@ -119,7 +121,9 @@ def start(file: Path, host: str, port: int, token_file: str | None) -> None:
     if address == LOOPBACK:
         note("this cluster is this machine alone; start it with --host ADDRESS for other machines")
         return
-    note("warning: who reaches this machine and has the token can run programs here as you; use a private network")
+    note(
+        "warning: anyone with access to this machine and the token can run programs as you; use a private network"
+    )
     note(f"copy {token} to each further machine, and run there:")
     StdoutWriter().write(f"localllm cluster join {node.address} --token-file FILE\n")
 

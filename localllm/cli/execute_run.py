@@ -63,7 +63,7 @@ def _check_combinations(flags: Mapping[str, Any], template_arguments: Mapping[st
     if flags["raw"] and (template_arguments or flags["tools"] or flags["think"] is not None):
         raise UsageError("--raw uses no chat template", "leave out --raw, or --think, --tools and --template-arg")
     if flags["draft_model"] and flags["draft"] is False:
-        raise UsageError("--no-draft turns off drafting, which --draft-model asks for", LEAVE_ONE_OUT)
+        raise UsageError("--no-draft turns off drafting, which --draft-model requires", LEAVE_ONE_OUT)
 
 
 def _answer_prompt(

@@ -163,7 +163,7 @@ def load_model(
 @contextmanager
 def fetch_for_server(name: str, settings: Settings, observer: LoadObserver | None = None) -> Iterator[None]:
     """Download a model if needed, and show that it is being loaded until this context ends: for a server, which
-    downloads nothing. Raises as `resolve_or_fetch`."""
+    downloads nothing. Raises the errors of `resolve_or_fetch`."""
     with observe_load(name, observer) as progress:
         resolve_or_fetch(name, settings, observer=progress)
         progress.phase("server")
@@ -173,7 +173,7 @@ def fetch_for_server(name: str, settings: Settings, observer: LoadObserver | Non
 def disk_cache_of(
     settings: Settings, cache_dir: str | None, cache_size: str | None, *, keep_conversations: bool
 ) -> DiskCache | None:
-    """The disk tier of the prefix cache that flags and settings ask for. Raises UsageError for a wrong size."""
+    """The disk tier of the prefix cache that flags and settings request. Raises UsageError for a wrong size."""
     default = settings.home / DISK_CACHE_FOLDER
     if cache_dir is not None or cache_size is not None:
         limit = DISK_CACHE_BYTES if cache_size is None else parse_bytes(cache_size)
@@ -259,7 +259,7 @@ class EmbeddingModel(Protocol):
 def load_embedding_model(
     name: str | ModelRef, *, device: str | None, dtype: str | None, context: int | None, force: bool = False
 ) -> EmbeddingModel:
-    """Load an embedder, or any other model for its embeddings. Raises as `load_model`."""
+    """Load an embedder, or any other model for its embeddings. Raises the errors of `load_model`."""
     settings = Settings.from_environment()
     ref = resolve_or_fetch(name, settings, device=device, dtype=dtype, context=context, force=force)
     if not is_embedder(ref):
@@ -278,7 +278,8 @@ def load_embedding_model(
 
 
 def is_embedder(ref: ModelRef) -> bool:
-    """Whether the model computes embeddings instead of tokens. Raises as `read_header` and `parse_config`."""
+    """Whether the model computes embeddings instead of tokens. Raises the errors of `read_header` and
+    `parse_config`."""
     from localllm.arch.describe import parse_config
     from localllm.checkpoint.header import read_header
 
@@ -294,7 +295,7 @@ def resolve_or_fetch(
     observer: LoadObserver | None = None,
     **flags: Any,
 ) -> ModelRef:
-    """Do as `resolve_for`, with the options of a command's flags. flags: as of `parse_load_options`"""
+    """Call `resolve_for` with the options of a command's flags. flags: those of `parse_load_options`"""
     load_options = parse_load_options(settings, **flags)
     return resolve_for(load_options, name, settings, device=device, force=force, observer=observer)
 
@@ -370,7 +371,7 @@ def resolve_for(
 
 
 def quantize_missing(ref: ModelRef, quant: str, settings: Settings, observer: LoadObserver | None = None) -> None:
-    """Quantize a local model, unless its quantization is cached. Raises as `find_or_quantize`."""
+    """Quantize a local model, unless its quantization is cached. Raises the errors of `find_or_quantize`."""
     from localllm.checkpoint.header import read_header
 
     header = read_header(ref.path)
@@ -389,7 +390,8 @@ def quantize_missing(ref: ModelRef, quant: str, settings: Settings, observer: Lo
 
 
 def free_memory_for(load_options: LoadOptions, device: str, settings: Settings) -> FreeMemory:
-    """The free memory of a device, or of one on each machine; asks the workers. Raises as `open_workers`."""
+    """The free memory of a device, or of one on each machine; queries the workers. Raises the errors of
+    `open_workers`."""
     if not load_options.workers:
         return free_memory(device)
     from localllm.llm.find import memory_of_stages

@@ -61,8 +61,8 @@ def connect_or_load(
     """The model in a running server that has it loaded, or the model loaded in this process.
 
     flags: flags of `run` by field name; grammar: compiled before the weights are read; observer: receives
-    progress, which goes to stderr without one; keep_conversations: see `load_model`. Raises as `connect_to_server`
-    and `load_model`.
+    progress, which goes to stderr without one; keep_conversations: see `load_model`. Raises the errors of
+    `connect_to_server` and `load_model`.
     """
     if remote := connect_to_server(flags, observer.note if observer else note, observer):
         return remote
@@ -193,7 +193,8 @@ def open_on_own_server(
 
 
 def ensure_server(settings: Settings) -> tuple[BackgroundServer, bool]:
-    """The background server, and whether this call has started it, on any free port. Raises as `start_server`."""
+    """The background server, and whether this call has started it, on any free port. Raises the errors of
+    `start_server`."""
     if server := find_accepting_server(settings.home):
         return server, False
     idle_time = settings.background

@@ -46,7 +46,7 @@ class State(StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class ModelEntry:
-    """One model as both commands show it; None where a value is not known."""
+    """One model as both commands show it; None if a value is unknown."""
 
     name: str
     state: State
@@ -301,7 +301,7 @@ def _labelled_lines(name: str, lines: list[str]) -> list[tuple[str, str]]:
 
 
 def _entry_json(entry: ModelEntry) -> dict[str, object]:
-    """Object that `--json` prints; docs/cli.md describes its fields. None where a value is not known."""
+    """Object that `--json` prints; docs/cli.md describes its fields. None if a value is unknown."""
     facts = entry.facts
     return {
         "name": entry.name,

@@ -30,7 +30,7 @@ from localllm.tui.machine import ModelOffer
 if TYPE_CHECKING:
     import torch
 
-MIN_TOKENS_PER_S = 8.0  # people read 250 words per minute, which are 5.5 tokens per second
+MIN_TOKENS_PER_S = 8.0  # reading speed is 250 words per minute, which are 5.5 tokens per second
 # Upper bound of context, workspace and recurrent states for nearly all models of the catalog
 # (tests/cli/test_offers.py has the plan's own numbers).
 OVERHEAD_BYTES = 1_000_000_000
@@ -49,7 +49,7 @@ class TargetDevice:
 
     @classmethod
     def resolve(cls, options: LoadOptions, device: str, settings: Settings) -> "TargetDevice":
-        """Raises NoSuchDevice and UsageError as `resolve_device`."""
+        """Raises NoSuchDevice and UsageError like `resolve_device`."""
         resolved = resolve_device(device)
         return cls(resolved, FreeMemory(resolved.type, free_bytes(resolved)), options, settings)
 
@@ -75,8 +75,8 @@ class Candidate:
 
 
 def list_offers(options: LoadOptions, device: str, settings: Settings) -> Sequence[ModelOffer]:
-    """Models to chat with: first local ones, then those of the catalog, each from small to large. Raises as
-    `TargetDevice.resolve`."""
+    """Models to chat with: first local ones, then those of the catalog, each from small to large. Raises the
+    errors of `TargetDevice.resolve`."""
     target = TargetDevice.resolve(options, device, settings)
     pairs = [pair for entry in list_entries() if (pair := offer_from_entry(entry, target))]
     pairs.sort(key=lambda pair: (not pair[0].is_here, pair[1].strength if pair[1] else 0.0))

@@ -133,7 +133,7 @@ TensorParallel = Annotated[
     int | None,
     option(
         "--tensor-parallel",
-        text="Divide each layer among N processes: a GPU each, or cores of a CPU; with --workers on each machine.",
+        text="Divide each layer among N processes, on GPUs or shares of a CPU; with --workers, N per machine.",
         metavar="N",
         panel=Panel.LOADING,
     ),
@@ -151,7 +151,7 @@ ExpertParallel = Annotated[
     bool,
     switch(
         "--expert-parallel",
-        text="With --tensor-parallel, divide mixtures by whole experts.",
+        text="With --tensor-parallel, divide MoE layers by whole experts.",
         panel=Panel.LOADING,
     ),
 ]
@@ -177,7 +177,7 @@ Prefill = Annotated[
     str | None,
     option(
         "--prefill",
-        text="Let N more processes, or workers at HOST:PORT,..., compute prompts, so as not to delay answers.",
+        text="Compute prompts in N more processes, or on workers at HOST:PORT,..., so as not to delay answers.",
         metavar="N|HOST:PORT",
         panel=Panel.LOADING,
     ),
@@ -186,7 +186,7 @@ PrefillLink = Annotated[
     str | None,
     option(
         "--link",
-        text="With --prefill HOST:PORT: bandwidth to the workers and latency, for the check whether they pay.",
+        text="With --prefill HOST:PORT: bandwidth and latency to the workers, to check whether they pay off.",
         metavar="B[,L]",
         panel=Panel.LOADING,
     ),
@@ -204,7 +204,7 @@ KeepLayout = Annotated[
     bool,
     switch(
         "--keep-layout",
-        text="Keep quantized weights on disk as a CPU reads them, for faster loads.",
+        text="Keep quantized weights on disk in the layout of CPU kernels, for faster loads.",
         panel=Panel.LOADING,
     ),
 ]

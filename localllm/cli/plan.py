@@ -47,7 +47,7 @@ def plan(
         ),
     ] = None,
     machines: Annotated[
-        int, options.option("--machines", text="Number of such machines; default: 1.", metavar="N")
+        int, options.option("--machines", text="Number of machines; default: 1.", metavar="N")
     ] = 1,
     context: Annotated[
         int | None,
@@ -62,7 +62,7 @@ def plan(
         str | None,
         options.option(
             "--slo",
-            text="Objectives, such as ttft=500ms,tpot=50ms: simulate the users, and find settings for them.",
+            text="Latency objectives, such as ttft=500ms,tpot=50ms: simulate users, and find settings for them.",
             metavar="NAME=TIME,...",
         ),
     ] = None,
@@ -90,7 +90,11 @@ def plan(
     ] = None,
     network: Annotated[
         str | None,
-        options.option("--network", text="The same between machines; default: 1.25GB/s,50us.", metavar="B[,L]"),
+        options.option(
+            "--network",
+            text="Link between machines: bandwidth and latency; default: 1.25GB/s,50us.",
+            metavar="B[,L]",
+        ),
     ] = None,
     tensor_parallel: options.TensorParallel = None,
     pipeline_parallel: options.PipelineParallel = None,
@@ -110,10 +114,10 @@ def plan(
     for this machine or for a named GPU. Exits with code 3 if the model does not fit.
 
     With several GPUs or machines, and for a model that does not fit, it compares the ways to use them: replicas,
-    --tensor-parallel within a machine, --expert-parallel for mixtures, --pipeline-parallel between machines.
+    --tensor-parallel within a machine, --expert-parallel for MoE models, --pipeline-parallel between machines.
 
-    With --slo, --users are people who read, think and ask again, instead of contexts that are full at once: the
-    engine is simulated with them, as by `localllm simulate`.
+    With --slo, --users is the number of users who read an answer and think before the next request, instead of the
+    number of contexts that are full at once; their load is simulated, as by `localllm simulate`.
     """
     out = StdoutWriter()
     settings = Settings.from_environment()
@@ -227,7 +231,7 @@ class PlannedModel:
         return find_devices(self.gpu) if self.gpu else None
 
     def target(self, options: LoadOptions) -> "Target":
-        """Return the engine on one device, for simulations. Raises DoesNotFit, and as `target_of`."""
+        """Return the engine on one device, for simulations. Raises DoesNotFit, and the errors of `target_of`."""
         from localllm.cli.simulate_setup import target_of
 
         gpu = self.gpu_spec.name if self.gpu_spec else None

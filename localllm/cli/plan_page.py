@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PAGE_WIDTH = 80
 VALUE_WIDTH = 62  # columns of values beside the longest label, so that lines have at most 80
 BOUND_NAMES = {"memory": "reading memory", "compute": "computing"}
-PUBLISHED_NOTE = "a GGUF file, if somebody has published one; --quant makes the others"
+PUBLISHED_NOTE = "a GGUF file, if one is published; --quant makes the others"
 CONTEXTS_DIFFER_NOTE = "decoding speed is at each row's own context; --context N makes rows comparable"
 
 WHOLE_EXPERTS_NOTE = (

@@ -122,7 +122,7 @@ class VerifyResult:
     before: dict[str, FileState]
     after: dict[str, FileState]
     error: LocalLLMError | None = None  # that stopped the repair
-    incomplete: bool = False  # nothing is damaged, and the missing files were not asked for
+    incomplete: bool = False  # nothing is damaged, and the missing files were not requested
 
     @property
     def repaired(self) -> list[str]:

@@ -192,7 +192,7 @@ def quantize_to_folder(
     *,
     force: bool,
 ) -> "QuantizationResult":
-    """text: for calibration, None: the bundled text. Raises as `check_recipe` and `make_artefact`."""
+    """text: for calibration, None: the bundled text. Raises the errors of `check_recipe` and `make_artefact`."""
     from localllm.quantize.check import check_group_size, check_recipe  # imports torch
     from localllm.quantize.quantizer import make_artefact
     from localllm.quantize.source import check_source

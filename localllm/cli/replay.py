@@ -24,7 +24,7 @@ def replay(
         str | None,
         options.option(
             "--model",
-            text="Model to use if it has moved since the receipt.",
+            text="Model to use, if it has moved since the receipt was written.",
             metavar="MODEL",
             panel=options.Panel.MODEL,
         ),

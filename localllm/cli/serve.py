@@ -153,7 +153,7 @@ def serve(
         bool,
         options.switch(
             "--cache-shared",
-            text="Share cached prompts between API keys; the speed of an answer then reveals what others sent.",
+            text="Share cached prompts between API keys; response times then reveal which prompts others sent.",
             panel=options.Panel.LOADING,
         ),
     ] = False,
@@ -161,7 +161,7 @@ def serve(
         str | None,
         options.option(
             "--slot-save-path",
-            text="Folder in which clients of llama.cpp's server save slots; default: they cannot.",
+            text="Folder for the slots that clients of llama.cpp's API save; default: saving is disabled.",
             metavar="FOLDER",
             panel=options.Panel.LOADING,
         ),
@@ -186,7 +186,7 @@ def serve(
         str | None,
         options.option(
             "--replicas",
-            text="Answer with N engines on Ray, one a GPU; 2..8 runs as many as the requests need.",
+            text="Answer with N engines on Ray, one per GPU; 2..8 runs as many as the requests need.",
             metavar="N",
             panel=options.Panel.FLEET,
         ),
@@ -195,7 +195,7 @@ def serve(
         str,
         options.option(
             "--route",
-            text="Choose the replica that had the beginning of a prompt: prefix; or the least loaded one: load.",
+            text="Choose the replica that has cached the prompt's beginning (prefix), or the least loaded (load).",
             metavar="ROUTE",
             choices=REPLICA_ROUTES,
             panel=options.Panel.FLEET,
@@ -244,7 +244,9 @@ def serve(
     ] = False,
     uninstall: Annotated[
         bool,
-        options.switch("--uninstall", text="Delete what --install has written.", panel=options.Panel.BACKGROUND),
+        options.switch(
+            "--uninstall", text="Delete the file written by --install.", panel=options.Panel.BACKGROUND
+        ),
     ] = False,
     dry_run: Annotated[
         bool,
@@ -271,7 +273,7 @@ def serve(
         str | None,
         options.option(
             "--token-price",
-            text="Prices of a million prompt, answer and cached tokens, for the cost of each API key in /metrics.",
+            text="Prices per million prompt, answer and cached tokens, for the cost of each API key in /metrics.",
             metavar="P,A[,C]",
             panel=options.Panel.OUTPUT,
         ),
@@ -288,14 +290,14 @@ def serve(
     Each MODEL is a name of `localllm list --all`, ORG/REPO, or the path of a folder or a GGUF file; a model that
     is not on this machine is downloaded first. These models are loaded before the server listens, and stay loaded.
     All other models of `localllm list` are loaded on request, and unloaded after --keep-alive without requests or
-    when another model needs the memory. The server accepts only this machine unless --host says otherwise, which
+    when another model needs the memory. The server accepts only this machine unless --host allows others, which
     requires an API key. The first Ctrl-C or SIGTERM lets running answers finish, the second aborts them.
 
     With --background, stdout gets the address of the server, and stderr its process and its log. Each user has at
     most one such server; `run`, `ps`, `stop` and `top` find it on any port.
 
     With --replicas, this process is the front of N engines in processes of their own, and SIGHUP restarts them one
-    after the other. So it is with --prefill N --decode M, where M engines share the N processes that compute
+    after the other. The same applies to --prefill N --decode M, where M engines share the N processes that compute
     prompts. Both need `pip install "localllm[cluster]"`. With --cluster and neither MODEL nor --replicas, this
     process is a further front of the replicas that another server has placed on the cluster.
     """
@@ -432,7 +434,7 @@ def serve(
 
 
 def parse_replica_options(flags: Mapping[str, Any]) -> "ReplicaOptions | None":
-    """What the flags of `serve` say about replicas; None to serve in this process. Raises UsageError."""
+    """Return the replicas that the flags of `serve` request; None to serve in this process. Raises UsageError."""
     decode = flags["decode"] or 1
     if flags["replicas"] is None and decode == 1:
         given = [name for name in REPLICA_FIELDS if flags[name] not in (None, [], (), False)]
@@ -460,7 +462,7 @@ def parse_replica_options(flags: Mapping[str, Any]) -> "ReplicaOptions | None":
 
 
 def parse_prefill(text: str | None) -> int | list[str] | None:
-    """Return the number of processes that --prefill asks for, or the addresses of workers. Raises UsageError."""
+    """Return the number of processes that --prefill requests, or the addresses of workers. Raises UsageError."""
     if text is None:
         return None
     if not re.fullmatch(r"[+-]?\d+", text.strip()):
@@ -471,8 +473,8 @@ def parse_prefill(text: str | None) -> int | list[str] | None:
 
 
 def check_prefill(flags: Mapping[str, Any]) -> None:
-    """Check --prefill, as of `parse_prefill`, --decode and --link. Raises UsageError, without --force also if
-    processes for prompts would not pay."""
+    """Check --prefill, as returned by `parse_prefill`, --decode and --link. Raises UsageError, without --force
+    also if processes for prompts would not pay."""
     prefill, decode, models = flags["prefill"], flags["decode"], flags["models"]
     if prefill is None and decode is None:
         raise UsageError("--link needs --prefill", "give HOST:PORT of the workers that compute prompts")
@@ -492,11 +494,13 @@ def check_prefill(flags: Mapping[str, Any]) -> None:
     if decode is not None and not 1 <= decode <= MAX_REPLICAS:
         raise UsageError(f"--decode is {decode}", f"give 1 to {MAX_REPLICAS} engines")
     if not models:
-        raise UsageError("--prefill is for the models that are named", "name a MODEL")
+        raise UsageError("--prefill applies only to models that are named", "name a MODEL")
     if flags["replicas"] is not None:
         raise UsageError("--replicas computes prompts and answers in each replica", "give --decode instead")
     if flags["cluster"]:
-        raise UsageError("processes for prompts are on one machine", "leave out --cluster or --prefill")
+        raise UsageError(
+            "processes that compute prompts cannot be on a cluster", "leave out --cluster or --prefill"
+        )
     if decode and decode > 1:
         from localllm.cluster.place import require_ray
 

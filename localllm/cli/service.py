@@ -90,7 +90,7 @@ def make_service(arguments: Sequence[str], environment: Mapping[str, str]) -> Se
         return launchd_agent(command, environment)
     if sys.platform == "linux":
         return systemd_unit(command, environment)
-    raise UsageError(f"--install knows systemd and launchd, not {sys.platform}", "use --background")
+    raise UsageError(f"--install supports systemd and launchd, not {sys.platform}", "use --background")
 
 
 def systemd_unit(command: Sequence[str], environment: Mapping[str, str]) -> Service:

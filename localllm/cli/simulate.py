@@ -42,7 +42,11 @@ def simulate(
     ] = None,
     users: Annotated[
         int | None,
-        options.option("--users", text="Users who each wait for an answer before the next request.", metavar="N"),
+        options.option(
+            "--users",
+            text="Number of users, each of whom waits for an answer before the next request.",
+            metavar="N",
+        ),
     ] = None,
     trace: Annotated[
         Path | None,
@@ -56,7 +60,7 @@ def simulate(
         str | None,
         options.option(
             "--slo",
-            text="Objectives, such as ttft=500ms,tpot=50ms: also finds the highest load within them.",
+            text="Latency objectives, such as ttft=500ms,tpot=50ms; also find the highest load that meets them.",
             metavar="NAME=TIME,...",
         ),
     ] = None,
@@ -105,7 +109,7 @@ def simulate(
         int | None,
         options.option(
             "--turns",
-            text="Requests of a conversation, each with all before it; default: 1.",
+            text="Requests per conversation, each of which includes all before it; default: 1.",
             metavar="N",
             panel=options.Panel.LOAD,
         ),
@@ -121,7 +125,12 @@ def simulate(
     ] = None,
     speed: Annotated[
         float | None,
-        options.option("--speed", text="Speed of the trace; default: 1.", metavar="X", panel=options.Panel.LOAD),
+        options.option(
+            "--speed",
+            text="Replay the trace at this multiple of its speed; default: 1.",
+            metavar="X",
+            panel=options.Panel.LOAD,
+        ),
     ] = None,
     context: options.Context = None,
     quant: Annotated[str | None, options.assumed_quant(options.Panel.LOADING)] = None,
@@ -131,7 +140,7 @@ def simulate(
         int | None,
         options.option(
             "--chunk",
-            text="Most tokens of a step; default: as the engine.",
+            text="Maximum number of tokens per step; default: the engine's.",
             metavar="TOKENS",
             panel=options.Panel.ENGINE,
         ),
@@ -140,7 +149,7 @@ def simulate(
         int | None,
         options.option(
             "--max-running",
-            text="Most requests that run at once; default: as the engine.",
+            text="Maximum number of running requests; default: the engine's.",
             metavar="N",
             panel=options.Panel.ENGINE,
         ),
@@ -149,7 +158,7 @@ def simulate(
         int | None,
         options.option(
             "--cache-tokens",
-            text="Size of the KV cache; default: as the engine.",
+            text="Size of the KV cache, in tokens; default: the engine's.",
             metavar="TOKENS",
             panel=options.Panel.ENGINE,
         ),
@@ -167,7 +176,7 @@ def simulate(
         str | None,
         options.option(
             "--disk-cache",
-            text="Disk for blocks that leave memory, as with --cache-dir, and its bandwidth; default: none.",
+            text="Disk space for evicted blocks, as with --cache-dir, and its bandwidth; default: none.",
             metavar="SIZE[,B]",
             panel=options.Panel.ENGINE,
         ),
@@ -195,7 +204,7 @@ def simulate(
         str | None,
         options.option(
             "--max-wait",
-            text="Longest that a dynamic batch waits to be full; default: 0.1s.",
+            text="Maximum time that a dynamic batch waits to fill up; default: 0.1s.",
             metavar="TIME",
             panel=options.Panel.ENGINE,
         ),
@@ -222,7 +231,7 @@ def simulate(
         bool,
         options.switch(
             "--no-prefix-cache",
-            text="Compute every prompt as a whole.",
+            text="Disable prefix caching.",
             panel=options.Panel.ENGINE,
         ),
     ] = False,
@@ -230,7 +239,7 @@ def simulate(
         int | None,
         options.option(
             "--max-answer",
-            text="Limit that requests state for their answers; default: the answer's length.",
+            text="Maximum answer length that requests specify; default: the answer's length.",
             metavar="TOKENS",
             panel=options.Panel.ENGINE,
         ),
@@ -239,7 +248,7 @@ def simulate(
         str | None,
         options.option(
             "--replicas",
-            text="Engines that share the load, or a range between which they are scaled; default: 1.",
+            text="Number of engines that share the load, or a range within which it is scaled; default: 1.",
             metavar="N[..M]",
             panel=options.Panel.FLEET,
         ),
@@ -285,7 +294,7 @@ def simulate(
         int | None,
         options.option(
             "--prefill",
-            text="Replicas that compute prompts alone, beside those of --decode.",
+            text="Number of replicas that only compute prompts, in addition to those of --decode.",
             metavar="N",
             panel=options.Panel.FLEET,
         ),
@@ -294,7 +303,7 @@ def simulate(
         int | None,
         options.option(
             "--decode",
-            text="Replicas that compute answers alone.",
+            text="Number of replicas that only compute answers.",
             metavar="N",
             panel=options.Panel.FLEET,
         ),
@@ -303,7 +312,7 @@ def simulate(
         int | None,
         options.option(
             "--tensor-parallel",
-            text="GPUs that share every layer of a replica; default: 1.",
+            text="Number of GPUs that each layer of a replica is divided among; default: 1.",
             metavar="N",
             panel=options.Panel.FLEET,
         ),
@@ -312,7 +321,7 @@ def simulate(
         int | None,
         options.option(
             "--pipeline-parallel",
-            text="Stages of layers, each on a GPU of its own; default: 1.",
+            text="Number of stages of layers, each on its own GPU; default: 1.",
             metavar="N",
             panel=options.Panel.FLEET,
         ),
@@ -321,7 +330,7 @@ def simulate(
         bool,
         options.switch(
             "--expert-parallel",
-            text="With --tensor-parallel, divide mixtures by whole experts.",
+            text="With --tensor-parallel, divide MoE layers by whole experts.",
             panel=options.Panel.FLEET,
         ),
     ] = False,
@@ -338,7 +347,7 @@ def simulate(
         int | None,
         options.option(
             "--drafts",
-            text="Draft tokens of each sequence and step; default: 0.",
+            text="Number of draft tokens per sequence and step; default: 0.",
             metavar="N",
             panel=options.Panel.SPECULATION,
         ),
@@ -356,7 +365,7 @@ def simulate(
         str | None,
         options.option(
             "--efficiency",
-            text="Shares of published bandwidth and arithmetic that steps reach; default: 0.7,0.55.",
+            text="Fractions of the published bandwidth and FLOPS that steps reach; default: 0.7,0.55.",
             metavar="B[,F]",
             panel=options.Panel.ENGINE,
         ),
@@ -424,7 +433,7 @@ def simulate(
         str | None,
         options.option(
             "--check",
-            text="Send the load to this running server too, and show the error of every figure.",
+            text="Also send the load to this running server, and show the error of each figure.",
             metavar="URL",
             panel=options.Panel.OUTPUT,
         ),
@@ -433,7 +442,7 @@ def simulate(
         bool,
         options.switch(
             "--ui",
-            text="Open a page to play with: sliders, and requests that move through the engine.",
+            text="Open an interactive page: sliders, and requests that move through the engine.",
             panel=options.Panel.OUTPUT,
         ),
     ] = False,
@@ -450,9 +459,9 @@ def simulate(
 ) -> None:
     """Simulate how a model would serve a load.
 
-    It runs on this machine, or on a GPU that is not here. MODEL is a name of `localllm list --all`, ORG/REPO, or
+    The device is this machine, or any GPU of the catalogue. MODEL is a name of `localllm list --all`, ORG/REPO, or
     the path of a folder or a GGUF file. The engine and its scheduler are those of `serve`, but steps compute
-    nothing: on this machine they take what measured steps took, elsewhere what the roofline says. Give one of
+    nothing: their durations are those measured on this machine, or the roofline's for another device. Give one of
     --rate, --users and --trace. docs/simulate.md explains every number. --ui opens a page instead, with the other
     options filled in, until Ctrl-C; it needs no MODEL. Exits with code 3 if the model does not fit.
     """

@@ -44,7 +44,7 @@ MODEL_8B, MODEL_70B = "llama3.1:8b-bf16", "llama3.1:70b-bf16"
 
 @dataclass(frozen=True)
 class Control:
-    """How the page shows an option."""
+    """Presentation of an option on the page."""
 
     label: str
     low: float | None = None
@@ -201,7 +201,7 @@ def parse_options(model: str, options: Mapping[str, Any]) -> tuple[dict[str, Any
     try:
         context = command.make_context(f"localllm {COMMAND}", list(arguments))
     except typer.Exit:
-        raise UsageError("the options ask for no simulation", "leave --help out") from None
+        raise UsageError("these options do not start a simulation", "leave --help out") from None
     except typer.TyperException as error:
         raise UsageError(format_usage_error(error)) from error
     return dict(context.params), arguments

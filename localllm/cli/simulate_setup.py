@@ -1,5 +1,5 @@
-"""From the flags of `localllm simulate` to a simulation: a model on a device, a load, objectives; and what is
-refused of them.
+"""Turns the flags of `localllm simulate` into a simulation: a model on a device, a load, objectives. Refuses flags
+that have no effect.
 """
 
 import math
@@ -246,7 +246,7 @@ def run_prepared(
 
 
 def fleet_setup(flags: Mapping[str, Any], max_running: int, target: "Target") -> "FleetSetup":
-    """Return the replicas that flags ask for."""
+    """Return the replicas that the flags request."""
     from localllm.simulate.fleet import FleetSetup, parse_kills
 
     prefill, decode = flags["prefill"], flags["decode"]
@@ -280,7 +280,7 @@ def fleet_setup(flags: Mapping[str, Any], max_running: int, target: "Target") ->
 
 
 def tier_setup(flags: Mapping[str, Any], target: "Target") -> "TierSetup":
-    """Return the tiers below the device's blocks that flags ask for. Raises UsageError."""
+    """Return the tiers below the device's blocks that the flags request. Raises UsageError."""
     from localllm.simulate.tiers import ASSUMED_HOST_BANDWIDTH, NO_TIERS, TierSetup, parse_tier
 
     host, disk = flags["host_cache"], flags["disk_cache"]
@@ -291,7 +291,9 @@ def tier_setup(flags: Mapping[str, Any], target: "Target") -> "TierSetup":
     if not target.setup.asynchronous and host:
         raise UsageError("--host-cache is for GPUs: the cache of a CPU is in main memory", "use --cache-tokens")
     if target.setup.state_slots:
-        raise UsageError("tiers are simulated for layers of attention alone", "leave them out for this model")
+        raise UsageError(
+            "cache tiers are simulated only for models without recurrent layers", "leave them out for this model"
+        )
     block_bytes = target.token_bytes * target.setup.block_size
     tiers = TierSetup(
         host_bandwidth=ASSUMED_HOST_BANDWIDTH * target.devices if target.setup.asynchronous else 0.0,
@@ -411,7 +413,9 @@ def parse_objectives(text: str) -> dict[str, float]:
 
     limits = LatencyObjective.parse(text).limits
     if unknown := limits.keys() - set(OBJECTIVES):
-        raise UsageError(f"--slo has {', '.join(unknown)}", "simulations know the objectives ttft, tpot and e2e")
+        raise UsageError(
+            f"--slo has {', '.join(unknown)}", "simulations support the objectives ttft, tpot and e2e"
+        )
     return limits
 
 

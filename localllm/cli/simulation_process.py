@@ -7,7 +7,7 @@ with the server.
     {"describe": true}                                  {"options": ..., "presets": ...}
     {"run": {"model": ..., "source": ..., "options": {}}}
                                                         {"command": ...}, frames, {"report": ...} or {"error": ...}
-    {"cancel": true}                                    ends the run that goes on
+    {"cancel": true}                                    ends the run in progress
 
 The last line of each answer has the field `end`.
 """

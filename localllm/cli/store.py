@@ -196,7 +196,7 @@ def _read_modelfile(file: Path) -> str:
     """Text of a Modelfile. Raises UsageError for a file that is too large, not text, or cannot be read."""
     try:
         if file.stat().st_size > TEXT_LIMIT:
-            raise UsageError(f"{file} is too large for a Modelfile", "name another file with -f")
+            raise UsageError(f"{file} is too large for a Modelfile", "use another file with -f")
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not valid UTF-8"

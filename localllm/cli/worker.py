@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def worker(
     host: Annotated[
         str,
-        typer.Option(help="Address to listen on, of a private network; 0.0.0.0 is all.", metavar="ADDRESS"),
+        typer.Option(help="Address to listen on, in a private network; 0.0.0.0 is all.", metavar="ADDRESS"),
     ] = "127.0.0.1",
     port: Annotated[
         int,
@@ -29,7 +29,7 @@ def worker(
         str | None,
         options.option(
             "--token-file",
-            text="Token shared with first machines; default: worker-token in localllm's home, made if missing.",
+            text="Token file of the worker; default: worker-token in localllm's home, created if missing.",
             metavar="FILE",
         ),
     ] = None,
@@ -47,11 +47,12 @@ def worker(
 
     A model too large for one machine is divided among several: each runs `localllm worker`, and the first one
     `localllm serve MODEL --workers HOST:PORT,HOST:PORT`. A worker has one device, and a machine with several
-    GPUs runs one for each, or divides each layer among them: with `--tensor-parallel N` of the first machine, a
-    worker takes N GPUs, from that of --device on. With `serve MODEL --prefill HOST:PORT` instead, it has the
+    GPUs runs one for each, or divides each layer among them: with `--tensor-parallel N` on the first machine, a
+    worker uses N GPUs, beginning with that of --device. With `serve MODEL --prefill HOST:PORT` instead, it has the
     whole model and computes prompts, so that they do not delay answers. It computes for one first machine at a
-    time, and waits for the next when that leaves. It needs the model (`localllm pull`), the same versions of
-    localllm and torch, and the token. Who has the token can load each model that this user can read. Traffic is
+    time, and waits for the next when that disconnects. It needs the model (`localllm pull`), the same versions of
+    localllm and torch, and the token. Anyone with the token can load every model that this user can read. Traffic
+    is
     not encrypted: use a private network, or a tunnel of ssh or WireGuard.
     """
     from localllm.parallel.listener import WorkerListener

@@ -76,8 +76,8 @@ def find_server(home: Path) -> BackgroundServer | None:
 
 
 def find_accepting_server(home: Path) -> BackgroundServer | None:
-    """As `find_server`, after a connection: a killed process closes its sockets before it releases the lock.
-    Raises Busy for a server that accepts none."""
+    """Like `find_server`, but test the connection: a killed process closes its sockets before it releases the
+    lock. Raises Busy for a server that accepts none."""
     deadline = time.monotonic() + ACCEPT_TIMEOUT_S
     while server := find_server(home):
         address = urlsplit(server.url)
@@ -158,7 +158,7 @@ def start_server(
 
 
 def take_lock(files: BackgroundFiles) -> int | BackgroundServer:
-    """Descriptor of the lock, or the running server, which holds it. Raises as `start_server`."""
+    """Descriptor of the lock, or the running server, which holds it. Raises the errors of `start_server`."""
     with explain_disk_errors(files.folder, HOME_REMEDY):
         files.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = os.open(files.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -55,7 +55,7 @@ class RemoteModel:
     def template_arguments(
         self, given: Mapping[str, Any], *, think: bool | None = None, with_tools: bool = False
     ) -> dict[str, Any]:
-        """As `LLM.template_arguments`; without a request if there is nothing to check."""
+        """See `LLM.template_arguments`; sends no request if there is nothing to check."""
         if not given and think is None and not with_tools:
             return {}
         body = {"model": self.name, "given": dict(given), "think": think, "with_tools": with_tools}
@@ -65,7 +65,7 @@ class RemoteModel:
         return arguments
 
     def prepare(self, chat: ChatRequest) -> Request:
-        """As `LLM.prepare`. The server starts to answer, so that `submit` needs no second request."""
+        """See `LLM.prepare`. The server starts to answer, so that `submit` needs no second request."""
         params = chat.params or self.default_params
         body: JsonObject = {
             "model": self.name,

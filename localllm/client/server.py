@@ -70,7 +70,7 @@ class ServerClient:
 
     def stream_json(self, path: str, body: Mapping[str, Any], *, preface_lines: int = 0) -> "JsonStream":
         """A response with one JSON object per line. preface_lines: lines before the answer, which a second request
-        repeats. Raises as `request_json`."""
+        repeats. Raises the errors of `request_json`."""
         return JsonStream(self, path, body, preface_lines)
 
     def retry(self, request: Callable[[], T]) -> T:
@@ -87,7 +87,7 @@ class ServerClient:
         return request()
 
     def request_once(self, path: str, body: Mapping[str, Any] | None, timeout_s: float | None) -> JsonObject:
-        """As `request_json`, without a second request."""
+        """Like `request_json`, without a second request."""
         connection = self.take()
         try:
             return parse_json_object(b"".join(self.send(connection, path, body, timeout_s).iter_bytes()), self.url)
@@ -100,7 +100,7 @@ class ServerClient:
             self.release(connection)
 
     def open_stream(self, path: str, body: Mapping[str, Any]) -> "tuple[Connection, Response]":
-        """The connection of a response and its beginning. Raises as `request_json`."""
+        """The connection of a response and its beginning. Raises the errors of `request_json`."""
         connection = self.take()
         try:
             return connection, self.send(connection, path, body, None)

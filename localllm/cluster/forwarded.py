@@ -1,5 +1,5 @@
-"""What a front knows of a request before it sends it to a replica: how its prompt begins, and which replica it
-needs, if one holds something that it refers to."""
+"""The properties of a request by which a front chooses a replica: the beginning of its prompt, and the replica
+that holds a response or slot that it refers to, if any."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ from localllm.server.guard import KEY, UNAUTHENTICATED
 PIECE = 128  # characters by which beginnings of prompts differ
 MAX_PIECES = 256  # prompts that are equal up to here go to the same replica
 DIGEST_BYTES = 12
-THREAD_BYTES = 256 * 2**10  # of a body; larger ones are parsed beside the event loop
+THREAD_BYTES = 256 * 2**10  # of a body; larger ones are parsed outside the event loop
 PROMPT_FIELDS = ("model", "tools", "system", "instructions", "prefix", "suffix", "prompt", "messages", "input")
 """In the order in which most templates write them. Field names are hashed too, so that each API has its own names:
 templates differ between the APIs' formats as well."""
@@ -47,10 +47,10 @@ class ForwardedRequest:
     scope: dict[str, Any]
     body: bytes
     names: tuple[bytes, ...] = ()
-    """Of the beginnings of its prompt, the shortest first."""
+    """Names of the beginnings of its prompt, the shortest first."""
 
     share: float = 1.0
-    """Of the prompt that the longest of them covers, roughly."""
+    """Share of the prompt that the longest of them covers, roughly."""
 
     is_bound: bool = False
     """Whether only the replica that owns the last name can answer."""
@@ -62,7 +62,7 @@ class ForwardedRequest:
     """Replica that it was sent to, by id, if it has not answered."""
 
     number: int = 0
-    """By which a router and its front, which has another copy of it, know it."""
+    """Identifies the request to a router and its front, which has another copy of it."""
 
 
 async def read_request(scope: Scope, body: bytes, cache_scope: str, client: str) -> ForwardedRequest:

@@ -2,9 +2,9 @@
 what the replica's application sends.
 
 Access control, limits and the log are the server's own middleware, before it. APIs, streams and errors are the
-replica's. The front adds what only it can: a request that has sent nothing when its replica ends is asked again
-elsewhere; a stream that has begun ends with an error in the form of its API, never as if it were complete;
-requests for the state of the server are asked of all replicas.
+replica's. The front adds what only it can: a request without output when its replica ends is sent to another one;
+a stream that has begun ends with an error in the form of its API, never as if it were complete; requests for the
+state of the server are sent to all replicas.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ SEQUENCE_NUMBER = re.compile(rb'"sequence_number":(\d+)')
 
 @dataclass(frozen=True)
 class ReplicaAnswer:
-    """What one replica answers where all are asked."""
+    """The answer of one replica to a request that is sent to all."""
 
     id: str
     number: str
@@ -68,7 +68,7 @@ class ReplicaAnswer:
 
 @dataclass(frozen=True)
 class ReplicaReport:
-    """What a replica holds more and less than it last reported to a front, by names of `forwarded`."""
+    """Changes of a replica's prefix caches since its last report to a front, by names of `forwarded`."""
 
     id: str
     cursor: int  # for its next report
@@ -137,7 +137,7 @@ class Front:
         self.learning: asyncio.Task[None] | None = None
 
     async def keep_learning(self) -> None:
-        """Ask the replicas what they hold, beside the requests, so that all fronts know the same."""
+        """Poll the contents of the replicas' prefix caches in the background, so that all fronts route alike."""
         while True:
             await self.fleet.learn()
             self.has_requests.clear()
@@ -240,7 +240,7 @@ class Relay:
         self.begin()
 
     def begin(self) -> None:
-        """Begin with the answer of a replica."""
+        """Reset the state before the answer of a replica, possibly after another replica has failed."""
         self.replica = ""
         self.held: list[Message] = []
         self.status = 0

@@ -15,7 +15,7 @@ JsonObject = dict[str, Any]
 
 
 class FrontMetrics:
-    """What a front counts itself. Answers and tokens are counted by the replicas."""
+    """Metrics that a front counts itself; replicas count answers and tokens."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

@@ -1,4 +1,4 @@
-"""Ray on this machine: started so that nobody but its owner can use it, and ended completely.
+"""Ray on this machine: started so that only its owner can use it, and ended completely.
 
 Whoever reaches Ray's ports and has its token runs code as its user. So Ray listens on loopback alone unless other
 machines are to join, always wants a token, which is in a file that only its user can read, and has its own folder.
@@ -135,7 +135,7 @@ class ForeignNode(RayNode):
 
     @property
     def is_running(self) -> bool:
-        return True  # as far as this process can know
+        return True  # as far as this process can see
 
     def environment(self) -> dict[str, str]:
         return CLIENT_ENVIRONMENT
@@ -197,7 +197,7 @@ def launch_node(
 
     host: address of this machine, for other ones unless it is 127.0.0.1; port: of a head, 0 for a free one; head:
     HOST:PORT of the head to join, None to be one; token_file: None makes a token in the node's folder; gpus: of
-    this machine; outlives_parent: whether it goes on when this process ends; notify: called if it takes long.
+    this machine; outlives_parent: whether it outlives this process; notify: called if it takes long.
 
     Raises LocalLLMError with Ray's last line if it does not start, StartTimeout if it was too slow.
     """
@@ -228,7 +228,7 @@ def launch_node(
         else:
             command += ["--head", "--include-dashboard=false", f"--temp-dir={folder}"]
             command += [f"--port={address.rpartition(':')[2]}", f"--ray-client-server-port={ports.pop()}"]
-        log = open(folder / "start.log", "wb")  # noqa: SIM115 - Ray goes on writing to it
+        log = open(folder / "start.log", "wb")  # noqa: SIM115 - Ray continues to write to it
         stack.callback(log.close)
         process = subprocess.Popen(
             command,
@@ -276,8 +276,8 @@ def wait_for_start(process: "subprocess.Popen[bytes]", log: Path, notify: Callab
 
 
 def end_with_parent() -> Callable[[], object] | None:
-    """What a child process calls to get SIGTERM when this one ends, even by SIGKILL; None where there is no such
-    call, as on macOS."""
+    """Return a function for a child process to call, so that it gets SIGTERM when this one ends, even by SIGKILL;
+    None if the system has no such call, as on macOS."""
     if sys.platform != "linux" or threading.current_thread() is not threading.main_thread():
         return None  # the signal follows the thread that started the process
     call = ctypes.CDLL(None).prctl  # looked up here, as a forked child may not
@@ -301,7 +301,7 @@ def free_range(host: str, count: int) -> int:
             for port in range(first, first + count):
                 stack.enter_context(socket.socket()).bind((host, port))
             return first
-    raise LocalLLMError(f"there are no {count} free ports in a row", "end some of the processes that listen")
+    raise LocalLLMError(f"no {count} consecutive ports are free", "stop some of the listening processes")
 
 
 def connect(node: RayNode) -> Any:

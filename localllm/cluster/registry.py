@@ -1,5 +1,5 @@
 """The fronts of a cluster, in the key-value store of Ray's head: each process that serves the replicas to clients
-writes down where it listens, so that the others, and `localllm cluster status`, know of it.
+writes down where it listens, so that the others, and `localllm cluster status`, find it.
 
 A front that was killed cannot remove its entry, which counts only while Ray has a connection to its process.
 """
@@ -25,7 +25,7 @@ class FrontEntry:
 
 
 def own_job(ray: Any) -> str:
-    """The id under which Ray knows this process."""
+    """Ray's id of this process."""
     return ray.get_runtime_context().get_job_id()
 
 

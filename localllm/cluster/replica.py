@@ -66,7 +66,7 @@ class Replica:
             ended = False
             while not ended:
                 batch = [await messages.get()]
-                await asyncio.sleep(0)  # the application goes on, and ends if that was all but the end
+                await asyncio.sleep(0)  # the application continues, and ends if only its end was left
                 if is_last(batch[0]):  # the application ends now, having written its log
                     await asyncio.wait([request], timeout=CANCEL_S)
                 while not messages.empty():
@@ -108,7 +108,7 @@ class Replica:
         return [pool.journal for pool in pools if pool.journal]
 
     async def report(self, cursors: Mapping[str, int]) -> ReplicaReport:
-        """What has changed in the prefix caches since the last report to a front. cursors: from that, by replica
+        """Changes of the prefix caches since the last report to a front. cursors: of that report, by replica
 
         Models that were unloaded are not reported: they are loaded again where they were.
         """

@@ -95,7 +95,7 @@ current: LocalRequestRouter | None = None  # of this process
 
 
 def forwarded_request_of(pending_request: Any) -> ForwardedRequest:
-    """The request that is to be routed."""
+    """Return the request to route."""
     arguments = pending_request.args if pending_request else ()
     return arguments[0] if arguments and isinstance(arguments[0], ForwardedRequest) else ForwardedRequest({}, b"")
 

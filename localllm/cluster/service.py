@@ -40,7 +40,7 @@ RAISED = re.compile(r"localllm\.errors\.(?P<name>\w+): (?P<text>.+)")
 
 @dataclass(frozen=True)
 class ReplicaOptions:
-    """How many replicas there are and where."""
+    """Number and location of replicas."""
 
     least: int
     most: int  # more than `least`: as many as the requests need
@@ -209,7 +209,7 @@ def leave_cluster(ray: Any, serve: Any, notify: Callable[[str], object]) -> None
     """End the replicas of a cluster, unless another front uses them."""
     remove_front(ray)
     if fronts := fronts_of(ray):
-        notify(f"the replicas go on, as they are served at {fronts[0].url} too")
+        notify(f"the replicas continue, as they are served at {fronts[0].url} too")
     else:
         serve.delete(APPLICATION)
 
@@ -311,7 +311,7 @@ class ReplicaService:
         return fleet_of(self.handle)
 
     def restart(self, notify: Callable[[str], object]) -> None:
-        """Replace all replicas by new ones beside the requests, unless that is being done."""
+        """Replace all replicas by new ones while requests continue, unless a restart is in progress."""
 
         def work() -> None:
             if not self.restarting.acquire(blocking=False):

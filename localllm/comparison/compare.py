@@ -202,7 +202,7 @@ def continuation_text(tokenizer: Tokenizer, prefix_ids: Sequence[int], ids: Sequ
 def stream_logits(engine: Engine, token_ids: Sequence[int], chunk_len: int) -> Generator[Tensor]:
     """Yield logits [chunk, vocab] float32 chunk by chunk; the last chunk may be shorter. Do not modify them.
 
-    Runs beside the engine's other work, on the engine's thread. Raises OutOfBlocks if the KV cache has too few
+    Runs alongside the engine's other work, on the engine's thread. Raises OutOfBlocks if the KV cache has too few
     free blocks for the tokens.
     """
     state = SequenceState(engine.pool)

@@ -122,11 +122,12 @@ class Chat:
             stream.close()
 
     def edit(self, turn: Turn, text: str, attachments: tuple[Attachment, ...] = ()) -> AnswerEvents:
-        """Replace a turn's question, on a new branch from there. As `ask`."""
+        """Replace a turn's question, on a new branch from there. Events and errors: see `ask`."""
         return self.ask(text, turn.parent, attachments)
 
     def regenerate(self, turn: Turn) -> AnswerEvents:
-        """Generate another answer to a turn's question, on a new branch from there. As `ask`."""
+        """Generate another answer to a turn's question, on a new branch from there. Events and errors: see
+        `ask`."""
         return self.ask(turn.question, turn.parent, turn.attachments)
 
     def undo(self) -> str | None:
@@ -188,5 +189,5 @@ def length_limit(
 ) -> tuple[str, str]:
     """Return the limit that ended an answer, and the remedy. flag: sets max_tokens in this interface"""
     if metrics and reached_max_tokens(model, params, metrics):
-        return f"{flag.removeprefix('/set ')} ({params.max_tokens})", f"raise it with {flag} to let it go on"
+        return f"{flag.removeprefix('/set ')} ({params.max_tokens})", f"raise it with {flag} to let it continue"
     return f"the context ({model.context} tokens)", "load the model with a larger --context if it has one"

@@ -35,7 +35,7 @@ EXCERPT_CHARACTERS = 50  # of a question in a list
 
 @dataclass(frozen=True)
 class CommandResult:
-    """What the caller does after a command."""
+    """The result of a command, for its caller to act on."""
 
     text: str = ""  # to show
     start_answer: Callable[[], AnswerEvents] | None = None  # an answer to stream

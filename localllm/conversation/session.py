@@ -50,13 +50,13 @@ class Session:
 
     @property
     def _current_text(self) -> str:
-        """What a file would contain, except for the time. Raises ValueError as `to_text`."""
+        """The content of the file, except for the time. Raises ValueError like `to_text`."""
         return to_text(SavedSession.from_chat(self.chat, self.title, self.began, self.began))
 
     def ask(self, text: str) -> AnswerEvents:
         """Answer a message, with the files it refers to.
 
-        Raises UsageError if one cannot be attached, and as `Chat.ask`.
+        Raises UsageError if one cannot be attached, and the errors of `Chat.ask`.
         """
         message, attachments = read_attachments(text)
         turn, self.editing = self.editing, None

@@ -32,7 +32,7 @@ METRIC_TYPES = {
 
 
 class SessionHeader(NamedTuple):
-    """What a list shows of a conversation. Times are seconds since 1970."""
+    """Properties of a conversation for lists. Times are seconds since 1970."""
 
     title: str
     model: str
@@ -142,7 +142,7 @@ def _metrics_to_json(metrics: Metrics) -> dict[str, float | None]:
 
 
 def read_header(path: Path) -> SessionHeader:
-    """Read what a list shows, from the first line only if possible. Raises UsageError as `read`."""
+    """Read what a list shows, from the first line only if possible. Raises UsageError like `read`."""
     try:
         with path.open("rb") as file:
             line, end, _ = file.read(MAX_HEADER_BYTES).partition(b",\n")

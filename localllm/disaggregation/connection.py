@@ -1,5 +1,5 @@
-"""A process that computes prompts, on this machine or as a worker on another one, as the process that answers sees
-it: how it connects, also again, what it has sent there, and which beginnings of prompts it will find there."""
+"""The decoding process's view of a process that computes prompts, on this machine or as a worker on another one:
+connecting and reconnecting, the prompts sent there, and the prefixes that its cache should hold."""
 
 import json
 import logging
@@ -38,12 +38,12 @@ log = logging.getLogger("localllm.prefill")
 
 @dataclass(frozen=True)
 class PrefillAddress:
-    """Where a process of this machine that computes prompts listens, and what it is told by who connects."""
+    """The socket of a process on this machine that computes prompts, and the setup to send when connecting."""
 
     number: int
     path: Path  # of its socket
     setup: dict[str, Any]  # fields of `llm.prefill_process.Setup`, without those of the shared memory
-    segment_bytes: int  # most bytes of keys, values and states that are handed over at once
+    segment_bytes: int  # maximum bytes of keys, values and states per transfer
 
     def connect(self) -> "PrefillProcess":
         """Connect to the process, which may still be starting. Raises OSError if it does not run and will not be
@@ -88,7 +88,7 @@ class PrefillAddress:
 
 @dataclass
 class WorkerAddress:
-    """A worker on another machine, and what it is told to compute prompts of."""
+    """A worker on another machine, and the model whose prompts it is to compute."""
 
     number: int
     address: str  # HOST:PORT
@@ -98,7 +98,7 @@ class WorkerAddress:
     quant: str | None  # to which the worker quantizes it first
     files: ListLike[FileDigest]  # which must be the same there
     setup: dict[str, Any]  # fields of `llm.prefill_process.Setup`; path, threads and memory are the worker's own
-    segment_bytes: int  # most bytes of keys, values and states that are handed over at once
+    segment_bytes: int  # maximum bytes of keys, values and states per transfer
     failures: int = 0  # since it has computed prompts for STEADY_S
     loaded_at: float = field(default_factory=time.monotonic)
 
@@ -107,7 +107,8 @@ class WorkerAddress:
         return f"the worker at {self.address}"
 
     def connect(self) -> "PrefillProcess":
-        """Connect to the worker, and have it load the model. Raises as `connect_workers` and `send_model`."""
+        """Connect to the worker, and have it load the model. Raises the errors of `connect_workers` and
+        `send_model`."""
         from localllm.parallel.remote import connect_workers, send_model
 
         [worker] = connect_workers([self.address], self.token)
@@ -125,13 +126,13 @@ class WorkerAddress:
             raise
 
     def connect_again(self, reason: str, closed: threading.Event) -> "PrefillProcess | None":
-        """Ask the worker until it has loaded the model again, at growing intervals; None if nothing more is
-        wanted. reason: how it has ended"""
+        """Reconnect to the worker until it has loaded the model again, at growing intervals; None after `closed`
+        is set. reason: how it has ended"""
         if closed.is_set():
             return None
         if time.monotonic() - self.loaded_at >= STEADY_S:
             self.failures = 0
-        told, text = "", "%s %s; its prompts are computed elsewhere, and it is asked again in %g s"
+        told, text = "", "%s %s; its prompts are computed elsewhere, next attempt in %g s"
         log.warning(text, self.title, reason, self.delay_s)
         while not closed.wait(self.delay_s):
             self.failures += 1
@@ -141,7 +142,7 @@ class WorkerAddress:
             except LocalLLMError as error:
                 if str(error) != told:
                     told = str(error)
-                    log.warning("%s; it is asked again", told)
+                    log.warning("%s; the attempt is repeated", told)
             else:
                 self.loaded_at = time.monotonic()
                 log.info("%s computes prompts again", self.title)
@@ -176,7 +177,7 @@ class PrefillProcess:
 
     @property
     def end_reason(self) -> str:
-        """How its connection has ended."""
+        """The reason why its connection has ended."""
         return self.channel.end_reason if isinstance(self.channel, TensorStream) else "has ended"
 
     @property

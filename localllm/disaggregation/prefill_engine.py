@@ -54,7 +54,7 @@ class Prompt:
 
 class PrefillEngine:
     def __init__(self, engine: Engine, context: int):
-        """context: most tokens of a prompt"""
+        """context: maximum tokens of a prompt"""
         self.engine = engine
         self.peers = list[Peer]()
         self.context = context
@@ -188,7 +188,7 @@ class PrefillEngine:
         return True
 
     def report(self) -> None:
-        """Tell each peer what the others have in the queue, so that it prefers processes with less."""
+        """Report to each peer what the others have queued, so that it prefers processes with less."""
         left = Counter[Peer]()
         for prompt in self.prompts.values():
             left[prompt.peer] += len(prompt.sequence.token_ids) - prompt.sequence.computed

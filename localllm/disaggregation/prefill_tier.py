@@ -82,7 +82,7 @@ class PrefillTier:
         self.last_number = 0
         self.queue = deque[RemotePrompt]()  # that no process computes yet
         self.loads: dict[int, RemotePrompt] = {}  # not done, by number
-        self.arrived = deque[Callable[[], None]]()  # what is to be done on the engine's thread
+        self.arrived = deque[Callable[[], None]]()  # calls to make on the engine's thread
         self.changed = threading.Condition()  # of `arrived`
         self.connected = {process.number for process in processes}
         self.closed = threading.Event()
@@ -108,7 +108,7 @@ class PrefillTier:
 
     @property
     def process_counts(self) -> tuple[int, int]:
-        """How many processes are connected now, and how many there should be. Called on any thread."""
+        """Number of processes that are connected, and that should be. May be called on any thread."""
         return len(self.connected), self.wanted
 
     def receive(self, process: PrefillProcess) -> None:
@@ -284,7 +284,7 @@ class PrefillTier:
         return True
 
     def replace(self, process: PrefillProcess) -> None:
-        """Use a process that was started again."""
+        """Replace a process by the one that was restarted with the same number."""
         self.processes = [process if each.number == process.number else each for each in self.processes]
 
     def end(self, process: PrefillProcess) -> None:

@@ -71,7 +71,7 @@ class SupervisedProcess:
     def __init__(self, number: int, device: str, path: Path, closed: threading.Event):
         """path: of its socket; closed: set to end it"""
         self.number, self.device, self.path, self.closed = number, device, path, closed
-        self.was_loaded = False  # until then, its first connection is told what fails
+        self.was_loaded = False  # until then, errors are reported to its first connection
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(str(path))
         self.listener.listen(BACKLOG)
@@ -108,7 +108,7 @@ class SupervisedProcess:
             end_process(self.process)  # if it hangs
             with suppress(OSError):  # without memory for a process; this counts as the next failure
                 self.start()
-        self.listener.close()  # whoever connects is refused
+        self.listener.close()  # refuses further connections
         end_process(self.process)
 
     def wait_for_end(self) -> tuple[bool, bool, str]:

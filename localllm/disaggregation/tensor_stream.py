@@ -1,5 +1,5 @@
 """Keys and values between two machines, over the connection of a worker: the tensors of a segment as one message,
-then the message that says which they are.
+then a message that describes them.
 
 At most SLOTS segments are on their way, so that a slow link fills the memory of neither side. Messages wait for a
 thread that sends them: what the other side does not read never holds up an engine.

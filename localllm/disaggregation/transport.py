@@ -75,7 +75,7 @@ class Receiver(Protocol):
 
     @property
     def reported(self) -> int:
-        """What the sender has reported last."""
+        """The number of tokens that the sender has reported last; 0 over a network."""
         ...
 
     def get(self, location: Mapping[str, Any]) -> dict[str, Part]:
@@ -85,7 +85,7 @@ class Receiver(Protocol):
 
     @property
     def received(self) -> TierMove:
-        """What came over a network, and the time from its first byte to the last."""
+        """Bytes received over a network, and the time from the first to the last."""
         ...
 
 
@@ -93,7 +93,7 @@ class SharedMemory:
     """Memory that two processes map, in slots of one size: both a Sender and a Receiver."""
 
     def __init__(self, descriptor: int, slot_bytes: int):
-        """descriptor: of an open file as of `open_slots`. It is not closed."""
+        """descriptor: of a file that `open_slots` has opened. It is not closed."""
         self.slot_bytes = slot_bytes
         self.memory = mmap.mmap(descriptor, HEADER_BYTES + SLOTS * slot_bytes)
         self.free_slots = list(range(SLOTS))
@@ -146,7 +146,8 @@ def lay_out(tensors: Mapping[str, Tensor], begin: int) -> tuple[dict[str, Any], 
 
 
 def parts_in(content: memoryview, places: Mapping[str, Any]) -> dict[str, Part]:
-    """Return the tensors at places as of `lay_out`. Raises DamagedSnapshot if one is not within the content."""
+    """Return the tensors of `content` at the places that `lay_out` has chosen. Raises DamagedSnapshot if one is
+    not within the content."""
     parts = dict[str, Part]()
     for name, (dtype, shape, offset) in places.items():
         part = Part(dtype, tuple(shape), b"")
@@ -157,7 +158,7 @@ def parts_in(content: memoryview, places: Mapping[str, Any]) -> dict[str, Part]:
 
 
 def open_slots(segment_bytes: int) -> tuple[int, int]:
-    """Return the descriptor of memory for segments of so many bytes, and the bytes of its slots."""
+    """Return the descriptor of memory for segments of `segment_bytes` bytes, and the bytes of its slots."""
     slot_bytes = segment_bytes + MAX_TENSORS * ALIGNMENT
     slot_bytes += -slot_bytes % mmap.PAGESIZE
     return open_memory(HEADER_BYTES + SLOTS * slot_bytes), slot_bytes

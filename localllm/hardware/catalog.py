@@ -15,7 +15,8 @@ from typing import Any
 
 from localllm.errors import UsageError
 
-# Of the Triton kernels: older GPUs have no products of bfloat16, and would dequantize all weights in every step.
+# Minimum for the Triton kernels: older GPUs have no products of bfloat16, and would dequantize all weights in
+# every step.
 MIN_GPU_ARCH = 80  # of NVIDIA
 RESERVED_BYTES = 500_000_000  # of a GPU: the CUDA context and workspaces of libraries
 MAX_COUNT = 64  # devices of a machine
@@ -57,7 +58,7 @@ class DeviceSpec:
     """The datasheet with its year, or how it was measured"""
 
     cores: GpuCores | None = None
-    """Of a catalogued GPU"""
+    """Cores of a catalogued GPU"""
 
     link: float = PCIE_BYTES_PER_S
     """Bytes per second in one direction to other devices: of its NVLink where it is catalogued, otherwise PCIe"""
@@ -66,13 +67,13 @@ class DeviceSpec:
     """Maximum power of a catalogued GPU"""
 
     count: int = 1
-    """Number of such devices of the machine"""
+    """Number of these devices in the machine"""
 
     stage_bytes: tuple[int, ...] = ()
-    """Of the device of each pipeline stage, if they are on several machines"""
+    """Bytes of the device of each pipeline stage, if they are on several machines"""
 
     def machine_bytes(self) -> tuple[int, ...]:
-        """Return the bytes available on each such device of the machine."""
+        """Return the bytes available on each device of the machine."""
         return (self.memory_bytes,) * self.count
 
 
@@ -99,11 +100,11 @@ def find_device(name: str) -> DeviceSpec:
         return device
     if old := _unsupported_by_spelling().get(_spelling(name)):
         message = f"the {old[0]} is not supported: it is sm_{old[1]}, and kernels need sm_{MIN_GPU_ARCH} or newer"
-        raise UsageError(message, "name a newer GPU, or plan for a CPU with --device cpu")
+        raise UsageError(message, "use a newer GPU, or plan for a CPU with --device cpu")
     similar = difflib.get_close_matches(_spelling(name), devices, n=8, cutoff=0.6)
     names = list(dict.fromkeys(devices[spelling].name for spelling in similar))[:4]
     suggestion = f"did you mean {' or '.join(names)}?" if names else f"these are: {', '.join(device_names())}"
-    raise UsageError(f"no device is catalogued as {name!r}", suggestion)
+    raise UsageError(f"the catalogue has no device {name!r}", suggestion)
 
 
 def device_names() -> list[str]:

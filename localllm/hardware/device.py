@@ -47,7 +47,7 @@ def resolve_device(name: str) -> torch.device:
     if name == "cpu":
         return torch.device(name)
     if name != "auto" and not re.fullmatch(r"cuda(:\d{1,3})?", name):
-        raise UsageError(f"{name!r} is not a device", "name auto, cpu, cuda or cuda:N")
+        raise UsageError(f"{name!r} is not a device", "use auto, cpu, cuda or cuda:N")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
         usable = (index for index in range(count) if gpu_fault(index) is None)
@@ -182,7 +182,7 @@ def dtype_for(name: str, stored: str, device_type: str) -> str:
     """
     if name != "auto":
         if name not in DTYPES:
-            raise UsageError(f"there is no dtype {name!r}", f"name auto, {', '.join(DTYPES)}")
+            raise UsageError(f"there is no dtype {name!r}", f"use auto, {', '.join(DTYPES)}")
         return name
     preferred = processor.NARROW_DTYPES.get(stored, "float32")
     if device_type == "cpu" and preferred != "float32":
@@ -202,7 +202,7 @@ def activation_bits_for(name: str, requested_dtype: str, dtype: str) -> int:
     Raises UsageError for an unknown name.
     """
     if name not in ACTIVATIONS:
-        raise UsageError(f"there are no activations of {name!r} bits", f"name {', '.join(ACTIVATIONS)}")
+        raise UsageError(f"activations of {name!r} bits are not supported", f"use {', '.join(ACTIVATIONS)}")
     if name != "auto":
         return int(name)
     return 24 if dtype == requested_dtype == "float32" else 16
@@ -211,7 +211,7 @@ def activation_bits_for(name: str, requested_dtype: str, dtype: str) -> int:
 def kv_dtype_for(name: str, dtype: str) -> str:
     """Return the dtype of keys and values; `auto` is the model's dtype, never fewer bits.
 
-    Raises UsageError for an unknown name, and for another float dtype than the model's.
+    Raises UsageError for an unknown name, and for a float dtype other than the model's.
     """
     if name == "auto":
         return dtype
@@ -220,7 +220,7 @@ def kv_dtype_for(name: str, dtype: str) -> str:
             message = f"keys and values cannot be in {name}, as the model computes in {dtype}"
         else:
             message = f"there is no dtype {name!r} for keys and values"
-        raise UsageError(message, f"name auto, {dtype}, {', '.join(KV_DTYPES[:-1])} or {KV_DTYPES[-1]}")
+        raise UsageError(message, f"use auto, {dtype}, {', '.join(KV_DTYPES[:-1])} or {KV_DTYPES[-1]}")
     return name
 
 

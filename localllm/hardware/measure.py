@@ -47,7 +47,7 @@ Clock = Callable[[Workload], float]  # returns the duration in seconds
 
 @dataclass(frozen=True)
 class RateSetup:
-    """What rates depend on; only rates with the same setup are reused."""
+    """The properties that rates depend on; only rates with the same setup are reused."""
 
     device: str  # as reported by the device
     dtype: str

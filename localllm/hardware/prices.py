@@ -1,4 +1,4 @@
-"""What an hour of a device costs: list prices in `prices.toml`, which a file of the user replaces.
+"""Prices of devices per hour: list prices in `prices.toml`, which a file of the user replaces.
 
 Imports no torch, like `catalog.py`.
 """
@@ -28,7 +28,7 @@ class RentalPrice:
     date: datetime.date | None = None  # when it was read
 
     def describe(self) -> str:
-        """Return the price with its origin, so that nobody takes it for a current offer."""
+        """Return the price with its origin, so that it is not mistaken for a current offer."""
         amount = f"{self.per_hour:g} {self.currency}".strip() + " per hour"
         month = f"list price of {self.date:%B %Y}" if self.date else ""
         origin = ", ".join(filter(None, (self.source, month)))
@@ -50,7 +50,7 @@ def read_prices(file: Path) -> dict[str, RentalPrice]:
         with file.open("rb") as stream:
             content = tomllib.loads(stream.read(MAX_FILE_BYTES).decode())
     except OSError as error:
-        raise UsageError(f"{file} cannot be read: {error.strerror}", "name a readable file") from None
+        raise UsageError(f"{file} cannot be read: {error.strerror}", "use a readable file") from None
     except ValueError as error:  # not TOML, or not UTF-8
         raise UsageError(f"{file} is not valid TOML: {error}", REMEDY) from None
     currency, devices = content.get("currency", ""), content.get("devices")

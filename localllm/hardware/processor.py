@@ -41,7 +41,7 @@ BYTE_PRODUCTS = {
     "generic": (),
 }
 NARROW_DTYPES = {"BF16": "bfloat16", "F16": "float16"}  # by safetensors' name
-INSTRUCTIONS = {  # as people write them
+INSTRUCTIONS = {  # as they are usually written
     "avx512vnni": "AVX-512 VNNI",
     "avxvnni": "AVX-VNNI",
     "avx512bw": "AVX-512",
@@ -73,7 +73,7 @@ def forced_level() -> str | None:
     level = Settings.from_environment().cpu
     if level is not None and not reaches_level(host_features(), level):
         raise UsageError(
-            f"LOCALLLM_CPU is {level!r}, but this processor does not support it", "name a lower level, or none"
+            f"LOCALLLM_CPU is {level!r}, but this processor does not support it", "use a lower level, or none"
         )
     return level
 
@@ -96,7 +96,7 @@ def limit_features(features: Mapping[str, bool], level: str | None) -> dict[str,
 
 @functools.cache
 def host_features() -> dict[str, bool]:
-    """Return the features of this processor by LLVM's names; empty where LLVM cannot detect them."""
+    """Return the features of this processor by LLVM's names; empty if LLVM cannot detect them."""
     import llvmlite.binding as llvm  # imported here so that commands that do not compute start without it
 
     if platform.system() == "Darwin" and platform.machine() == "arm64":
@@ -138,7 +138,7 @@ def kernels_supported() -> bool:
 
 
 def matrix_dtype_for(stored: str, dtype: str, device_type: str) -> str:
-    """Return the dtype in which a dense matrix is kept that x of `dtype` is multiplied with.
+    """Return the dtype in which to keep a dense matrix that is multiplied by x of `dtype`.
 
     On a CPU, kernels widen 16 bits to float32 in registers, without a rounding: such matrices stay as stored.
     stored: by safetensors' name; device_type: `cpu`, for this machine's, or `cuda`
@@ -149,7 +149,7 @@ def matrix_dtype_for(stored: str, dtype: str, device_type: str) -> str:
 
 
 class KernelTarget(NamedTuple):
-    """What kernels are compiled for."""
+    """The processor that kernels are compiled for."""
 
     cpu: str  # LLVM's name
     flags: str  # of features, as LLVM takes them: +avx2,-avx512f
@@ -163,7 +163,8 @@ def kernel_target() -> KernelTarget:
 
 
 def target_of(features: Mapping[str, bool]) -> KernelTarget:
-    """Return the target of a processor with these features; on other processors than x86, of this one alone."""
+    """Return the target of a processor with these features; on processors other than x86, that of this
+    processor."""
     product = byte_product(features)
     level = next((level for level in X86_TARGETS if reaches_level(features, level)), None)
     if level is None:
@@ -180,7 +181,7 @@ def target_of(features: Mapping[str, bool]) -> KernelTarget:
 
 
 def count_cores(system: Path = SYSTEM) -> int | None:
-    """Return the cores that this process may use, without efficiency cores; None where the system lists none.
+    """Return the cores that this process may use, without efficiency cores; None if the system lists none.
 
     SMT siblings are one core: they share the units that multiply and the caches.
     """
@@ -195,7 +196,7 @@ def count_cores(system: Path = SYSTEM) -> int | None:
 
 
 def sibling_cpus(cpu: int, system: Path) -> tuple[int, ...]:
-    """Return the logical processors of a processor's core; empty where the system does not list them."""
+    """Return the logical processors of a processor's core; empty if the system does not list them."""
     topology = system / "system" / "cpu" / f"cpu{cpu}" / "topology"
     names = ("core_cpus_list", "thread_siblings_list")  # the second before Linux 5.3
     return next((tuple(cpus) for name in names if (cpus := read_cpu_list(topology / name))), ())
@@ -215,7 +216,7 @@ def efficiency_cpus(allowed: Collection[int], system: Path) -> set[int]:
 
 
 def read_cpu_list(file: Path) -> list[int]:
-    """Read a list such as 0-3,8; empty where there is none."""
+    """Read a list such as 0-3,8; empty if there is none."""
     try:
         ranges = [part.split("-") for part in file.read_text().strip().split(",") if part]
         return [cpu for first, *last in ranges for cpu in range(int(first), int((last or [first])[0]) + 1)]
@@ -231,7 +232,7 @@ def read_number(file: Path) -> int | None:
 
 
 def read_sysctl(name: str) -> int | None:
-    """Read a number from macOS' sysctl; None where it is unknown, as on Macs with a processor of Intel."""
+    """Read a number from macOS' sysctl; None if it is unknown, as on Macs with a processor of Intel."""
     import subprocess  # only macOS needs it, and commands that do not compute import this file
 
     try:

@@ -28,7 +28,7 @@ def validate_name(name: str) -> str:
 def copy_name(name: str, source: str) -> str:
     """Assign a name to what another name refers to, and return that. No files of the model are copied.
 
-    Raises UsageError as `validate_name`, ModelNotFound as `durable_target`.
+    Raises the errors of `validate_name` and `durable_target`.
     """
     name = validate_name(name)
     if edition := find_edition(strip_latest(source)):

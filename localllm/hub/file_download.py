@@ -87,7 +87,7 @@ class FileTransfer:
             if attempt == "first":
                 self.notify(f"{file.path}: the content does not have the announced digest, fetching it again")
         raise DamagedModel(
-            f"{file.path} of {self.listing.repo.repo} twice had another digest than the Hub announced",
+            f"{file.path} of {self.listing.repo.repo} twice had a digest other than the Hub's",
             "try another network or HF_ENDPOINT",
         )
 
@@ -144,7 +144,7 @@ def fetch_range(
 
 
 def read_range(listing: Listing, file: RemoteFile, begin: int, end: int, notify: Notify) -> bytes:
-    """Return bytes `begin` to `end` (exclusive) of a file. Raises as `fetch_range`."""
+    """Return bytes `begin` to `end` (exclusive) of a file. Raises the errors of `fetch_range`."""
     part, content = Part(0, begin, end, 0), bytearray()
 
     def write(received: bytes) -> None:

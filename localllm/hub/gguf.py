@@ -100,7 +100,7 @@ def choose_model(models: list[AnyPath], quant: str | None, location: str) -> Any
         return models[0]
     state = f"has no model {quant}" if quant and not matches else "contains several models"
     raise ModelNotFound(
-        f"{location} {state}", f"name one of them: {', '.join(f':{tag}' for tag in model_tags(models))}"
+        f"{location} {state}", f"use one of them: {', '.join(f':{tag}' for tag in model_tags(models))}"
     )
 
 

@@ -169,7 +169,7 @@ def snapshot_files(snapshot: Path) -> list[CachedFile]:
 
 
 def files_of_model(files: list[CachedFile], repo: RepoName) -> list[CachedFile]:
-    """Return the files of the GGUF model that `repo` selects. Raises ModelNotFound as `choose_model`."""
+    """Return the files of the GGUF model that `repo` selects. Raises ModelNotFound like `choose_model`."""
     parts = {str(part) for part in part_files(choose_model(gguf_models(files), repo.quant, repo.repo))}
     return [file for file in files if file.path in parts]
 

@@ -74,7 +74,7 @@ def read_aliases() -> dict[str, str]:
 def set_alias(name: str, target: str | None) -> None:
     """Set the target of an alias, or remove the alias with None.
 
-    Raises like `save_edition`, and DamagedModel as `read_aliases`.
+    Raises the errors of `save_edition` and `read_aliases`.
     """
     aliases = {other: value for other, value in read_aliases().items() if other != name}
     _write(aliases_file(), aliases | ({name: target} if target is not None else {}))

@@ -59,7 +59,7 @@ def weight_files(folder: Path) -> list[str]:
 
 
 def files_in_index(content: Mapping[str, Any], index: PurePath) -> list[str]:
-    """Return the weight files named in the content of an index. Raises DamagedModel as `weight_files`."""
+    """Return the weight files named in the content of an index. Raises DamagedModel like `weight_files`."""
     names = content.get("weight_map")
     if not isinstance(names, dict) or not names or not all(isinstance(n, str) for n in names.values()):
         raise damaged_file(index, "it names no weight files")

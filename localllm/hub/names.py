@@ -45,8 +45,8 @@ class RepoName:
     repo: str
     revision: str = DEFAULT_REVISION
     quant: str | None = None  # Q4_K_M, or a file name
-    # Of a catalogue name without a format: it stands for any edition of the entry that is on this machine, or else
-    # for the one that `llm.edition_choice` chooses. The other fields are those of the 4-bit edition.
+    # The entry of a catalogue name without a format. The name refers to any edition that is on this machine,
+    # otherwise to the one that `llm.edition_choice` chooses. The other fields are those of the 4-bit edition.
     entry: CatalogEntry | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:

@@ -203,7 +203,7 @@ def read_small(listing: Listing, file: RemoteFile, notify: Notify) -> bytes:
 
 
 def pull(plan: PullPlan, progress: PullProgress) -> Path:
-    """Download the missing files, and return the model's snapshot folder, or its GGUF file. Raises as
+    """Download the missing files, and return the model's snapshot folder, or its GGUF file. Raises the errors of
     `fetch_files`."""
     fetch_files(plan, progress)
     return downloaded_path(plan.listing.repo, str(plan.listing.repo))

@@ -42,7 +42,8 @@ def resolve_model(name: str, *, paths: bool = True) -> ModelRef:
 
 
 def locate_model(name: str, *, paths: bool = True) -> ModelRef | RepoName:
-    """Return the model, or the repository to pull if it is missing or incomplete. Raises as `resolve_model`."""
+    """Return the model, or the repository to pull if it is missing or incomplete. Raises the errors of
+    `resolve_model`."""
     plain = strip_latest(name)
     match parse_name(name, paths=paths):
         case RepoName() as repo:

@@ -30,7 +30,7 @@ class ModuleEntry:
 
 
 def read_modules(folder: Path) -> tuple[ModuleEntry, ...]:
-    """Return the modules of a model, or () if it has no modules.json. Raises as `parse_modules`."""
+    """Return the modules of a model, or () if it has no modules.json. Raises the errors of `parse_modules`."""
     file = folder / MODULES_FILE
     if not file.is_file():
         return ()

@@ -35,7 +35,7 @@ def parse_digest(digest: str) -> str:
 
 
 def blob_file(digest: str) -> Path:
-    """Return the path of a blob, whether it exists or not. Raises UsageError as `parse_digest`."""
+    """Return the path of a blob, whether it exists or not. Raises UsageError like `parse_digest`."""
     return home_folder("blobs") / f"sha256-{parse_digest(digest)}"
 
 

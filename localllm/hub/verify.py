@@ -163,7 +163,7 @@ def _state(file: CachedFile, good: Mapping[Path, bool]) -> FileState:
 def repair(snapshot: Snapshot, states: Mapping[str, FileState], progress: PullProgress) -> None:
     """Download damaged and missing files again. A damaged file is only deleted if the Hub lists it.
 
-    Raises as `pull`.
+    Raises the errors of `pull`.
     """
     if constants.is_offline_mode():
         raise NetworkError("HF_HUB_OFFLINE is set", "unset it to repair the files")

@@ -102,7 +102,7 @@ def build(model: LocalModel, plan: LoadPlan, request: LoadRequest) -> BuiltModel
             use_threads(threads),
             translate_device_errors(lambda: shortage_of(memory)),
         ):
-            # Of one process of several, laid-out weights are not kept.
+            # Laid-out weights are not kept if several processes divide the model.
             use = (
                 nullcontext(LayoutUse())
                 if leader
@@ -206,7 +206,7 @@ def start_ranks(
 def prefill_addresses(
     sockets: ListLike[Path], model: LocalModel, plan: LoadPlan, request: LoadRequest, threads: int
 ) -> "list[PrefillAddress | WorkerAddress]":
-    """Return the processes that compute prompts, with what they are told of the model. sockets: of those on this
+    """Return the processes that compute prompts, with the setup to send them. sockets: of those on this
     machine"""
     needs = plan.fit.needs
     setup = {
@@ -250,14 +250,14 @@ def check_worker(request: LoadRequest, plan: LoadPlan, worker: "RemoteWorker") -
     own = processor_features(request.device)
     if plan.deterministic and worker.processor != own:
         raise UsageError(
-            f"{worker.title} has another processor ({worker.processor}, not {own}), so that bits would differ",
+            f"{worker.title} has another processor ({worker.processor}, not {own}), so results would differ",
             "leave out --deterministic",
         )
 
 
 def connect_prefill(address: "PrefillAddress | WorkerAddress") -> PrefillProcess | None:
     """Connect to a process that computes prompts, which loads the model while this one does; None if it has been
-    given up. Raises UsageError if there is none, and as `WorkerAddress.connect`."""
+    given up. Raises UsageError if there is none, and the errors of `WorkerAddress.connect`."""
     try:
         return address.connect()
     except ConnectionRefusedError:

@@ -207,7 +207,7 @@ class CacheAllocation:
 
     @property
     def division(self) -> str:
-        """How processes divide the model where that affects the bits of results; stages have those of one."""
+        """Division of the model among processes, if it affects the bits of results; that into stages does not."""
         size, experts = self.position.tensor_size, " with whole experts" if self.position.whole_experts else ""
         return f"{size} ranks{experts}" if size > 1 else ""
 

@@ -28,7 +28,7 @@ def create(request: CreateRequest, on_status: OnStatus) -> None:
     """
     name = validate_name(request.name)
     if request.quant and request.quant.lower() not in RECIPES:
-        raise UsageError(f"quantize is {request.quant[:40]!r}", f"name one of {', '.join(RECIPES)}")
+        raise UsageError(f"quantize is {request.quant[:40]!r}", f"use one of {', '.join(RECIPES)}")
     if not request.files:
         finish_edition(name, resolve_source(request.edition), request.quant, on_status)
         return

@@ -36,7 +36,7 @@ from localllm.plan.fit import COMFORTABLE_SHARE, DeviceMemory, Fit, LoadOptions,
 from localllm.quant.packing import ELEMENT_BYTES, kv_element_bytes
 
 PUBLISHED_BELOW, EIGHT_BITS_BELOW = 2e9, 10e9  # parameters
-MIN_TOKENS_PER_S = 30.0  # five times as fast as people read: reasoning and code are skimmed
+MIN_TOKENS_PER_S = 30.0  # five times reading speed: reasoning and code are skimmed
 COMFORTABLE_CONTEXT = 8192  # tokens
 BYTES_PER_PARAMETER = {"Q8_0": 1.0, None: 2.0}  # at least, before the files are listed
 MAX_HEADERS = 3  # that are read to find a smaller edition that fits
@@ -76,8 +76,8 @@ class EditionChoice:
 def choose_edition(
     entry: CatalogEntry, device: DecodingDevice, options: LoadOptions, notify: Notify
 ) -> EditionChoice:
-    """Choose an edition of a 4-bit entry for a device. Raises as `plan_pull` for the edition in 4 bits, and
-    UsageError for a context longer than the model's."""
+    """Choose an edition of a 4-bit entry for a device. Raises the errors of `plan_pull` for the edition in 4 bits,
+    and UsageError for a context longer than the model's."""
     if options.quant and (published := published_entry(entry)):
         return EditionChoice(entry, published, plan_pull(_repo(published), notify))
     listing = fetch_listing(_repo(entry), notify)
@@ -118,7 +118,7 @@ def _plan_if_comfortable(
 
 
 def is_comfortable(header: Header, device: DecodingDevice, options: LoadOptions, name: str) -> bool:
-    """Whether a model leaves enough memory free and decodes fast enough. Raises as `fit_model`."""
+    """Whether a model leaves enough memory free and decodes fast enough. Raises the errors of `fit_model`."""
     config = parse_config(header.config)
     context = options.context or min(COMFORTABLE_CONTEXT, config.max_context)
     fit = fit_model(header, config, device, replace(options, context=context), name=name)
@@ -137,7 +137,7 @@ def what_fits(
     """Return a remedy if the weights in 4 bits do not fit: a smaller edition, whose header was read, and a smaller
     model by the catalogue's size. Returns None if there is neither, or only the context is too long.
 
-    header: of the choice. Raises as `remote_header`.
+    header: of the choice. Raises the errors of `remote_header`.
     """
     fit = fit_model(header, parse_config(header.config), device, options, name=choice.entry.name)
     if fit.max_context or choice.edition is not choice.entry:

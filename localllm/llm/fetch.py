@@ -38,10 +38,10 @@ def fetch(
 ) -> Path:
     """Pull missing or updated files, and return the model's folder or GGUF file.
 
-    repo: a catalogue name without a format stands for its edition on this machine, or else for the one that
+    repo: a catalogue name without a format stands for its edition on this machine, otherwise for the one that
     `choose_edition` chooses. options: with which the model must fit. force: pull models that are not supported or
     do not fit, too. on_header: called before the check. on_choice: receives a line that names the chosen edition.
-    Raises DoesNotFit and UnsupportedModel before the weights are downloaded, and as `hub.pull`.
+    Raises DoesNotFit and UnsupportedModel before the weights are downloaded, and the errors of `hub.pull`.
     """
     repo = edition_in_cache(repo)
     if constants.is_offline_mode() and is_downloaded(repo):

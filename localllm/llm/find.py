@@ -54,7 +54,7 @@ class LoadRequest:
     phases: PhaseTimer
     on_part: Callable[[int, int], None]
     prefill: int = 0  # further processes to start, which compute prompts
-    prefill_sockets: tuple[Path, ...] = ()  # of such processes that run already
+    prefill_sockets: tuple[Path, ...] = ()  # of running processes that compute prompts
     workers: "ListLike[RemoteWorker]" = ()  # of other machines, which compute the stages behind the first
     prefill_workers: tuple[str, ...] = ()  # HOST:PORT of other machines that compute prompts
     token: bytes = field(default=b"", repr=False)  # of these
@@ -120,7 +120,7 @@ def resolve_or_fetch(
     force: bool,
     workers: "ListLike[RemoteWorker]" = (),
 ) -> ModelRef:
-    """Resolve a name, and pull the model if it is not on this machine. Raises as `resolve_model` and
+    """Resolve a name, and pull the model if it is not on this machine. Raises the errors of `resolve_model` and
     `llm.fetch.fetch`."""
     located = locate_model(name)
     if isinstance(located, ModelRef):
@@ -200,13 +200,13 @@ class DraftModelPlan:
     def find(cls, ref: ModelRef, device_type: str, target_options: LoadOptions) -> "DraftModelPlan":
         """Read the header of a draft model. target_options: of the model that it drafts for.
 
-        Raises UnsupportedModel for an encoder, and as `read_header` and `parse_config`.
+        Raises UnsupportedModel for an encoder, and the errors of `read_header` and `parse_config`.
         """
         header = read_header(ref.path)
         config = parse_config(header.config)
         if config.encoder:
             raise UnsupportedModel(
-                f"{ref.name!r} is an embedding model and cannot draft tokens", "name another draft model"
+                f"{ref.name!r} is an embedding model and cannot draft tokens", "use another draft model"
             )
         check_quantization(header.config)
         options = replace(target_options, context=None, quant=None).in_one_process()

@@ -262,7 +262,7 @@ class LLM:
         return template is not None and OutputFormat.detect(template.sources, ()).can_reason
 
     def with_edition(self, edition: Edition | None) -> "LLM":
-        """Return an LLM with another edition, or none, that shares the engine. Raises as `LLM`."""
+        """Return an LLM with another edition, or none, that shares the engine. Raises the errors of `LLM`."""
         return LLM(self.parts, edition)
 
     def prepare(self, chat: ChatRequest) -> Request:
@@ -293,7 +293,7 @@ class LLM:
         invalid_id = next((t for t in params.logit_bias if t >= self.config.vocab_size), None)
         if invalid_id is not None:
             raise UsageError(
-                f"logit_bias names the token {invalid_id}", f"ids end at {self.config.vocab_size - 1}"
+                f"logit_bias names the token {invalid_id}", f"token ids end at {self.config.vocab_size - 1}"
             )
         request = Request(
             prompt_ids=tuple(ids),
@@ -361,7 +361,7 @@ class LLM:
         return self.worker.submit(sequence, self, parser, shown_ids, deliver, wake)
 
     def max_len(self, request: Request) -> int:
-        """Return the maximum tokens of prompt and answer. Raises ContextOverflow as `check_context`."""
+        """Return the maximum tokens of prompt and answer. Raises ContextOverflow like `check_context`."""
         prompt, answer = len(request.prompt_ids), request.params.max_tokens
         context = self.check_context(prompt, answer, request.context)
         return context if answer is None else min(context, prompt + answer)
@@ -447,8 +447,8 @@ class LLM:
         return collect_completion(request, self.submit(request))
 
     def logits(self, token_ids: ListLike[int]) -> Tensor:
-        """Return the [tokens, vocab] float32 logits of a forward pass. Raises as `prepare`, and DoesNotFit if
-        other sequences occupy the cache."""
+        """Return the [tokens, vocab] float32 logits of a forward pass. Raises the errors of `prepare`, and
+        DoesNotFit if other sequences occupy the cache."""
         ids = list(self.prepare(ChatRequest(token_ids, SamplingParams(max_tokens=0))).prompt_ids)
         engine = self.worker.engine
         try:
@@ -520,7 +520,7 @@ class LLM:
 
     @property
     def step_setup(self) -> StepSetup:
-        """What the durations of its steps depend on."""
+        """The properties that the durations of its steps depend on."""
         setup = self.origin.setup
         return StepSetup(setup.model, setup.device, setup.dtype, self.kv_dtype, setup.threads)
 

@@ -123,7 +123,7 @@ def check_same_vocabulary(target: Tokenizer, draft: Tokenizer, names: tuple[str,
         target_token, draft_token = (f"{token!r}" if token is not None else "no token" for token in pairs[first])
         count = len(differ) + len(unshared)
         raise UsageError(
-            f"{names[1]} has another vocabulary than {names[0]}: {count} of {max_size} tokens differ, first "
+            f"the vocabularies of {names[1]} and {names[0]} differ: {count} of {max_size} tokens, first "
             f"{first}, which is {draft_token} and not {target_token}",
             "name a draft model of the same family",
         )

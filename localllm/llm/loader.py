@@ -85,13 +85,14 @@ def load(
         each; with workers, so many on each machine (docs/parallel.md).
     pipeline_parallel: number of stages of layers, each in a process of its own, or a share of the weights for each
         stage, such as (24, 16); by default equal ones, or by the free memory of their GPUs or machines.
-    expert_parallel: with tensor_parallel, divide mixtures by experts instead of the columns of each.
+    expert_parallel: with tensor_parallel, divide MoE layers by experts instead of the columns of each.
     workers: HOST:PORT of `localllm worker` on another machine, for each stage but the first (docs/parallel.md).
     token_file: file with the token of the workers; None: `worker-token` in the home folder of the settings.
     prefill: number of further processes that compute prompts, so that they do not delay answers, on a CPU with a
         share of its cores, otherwise with a GPU each; or HOST:PORT of `localllm worker` on other machines; or the
-        sockets, as Paths, of such processes that run already, shared by several engines (docs/disaggregation.md).
-    max_queue: when so many requests wait, further ones are refused with Busy.
+        sockets, as Paths, of running processes that compute prompts, shared by several engines
+        (docs/disaggregation.md).
+    max_queue: number of waiting requests from which further ones are refused with Busy.
     cache_dir: folder in which computed prompts are stored, for this and later processes (docs/kv-cache.md); None:
         as in the settings, by default nowhere.
     cache_size: maximum bytes of its files.
@@ -134,7 +135,7 @@ def load(
             flag = (
                 "--workers" if workers else "--tensor-parallel" if tensor_parallel > 1 else "--pipeline-parallel"
             )
-            raise UsageError("the layout of divided weights is not kept", f"leave out --keep-layout or {flag}")
+            raise UsageError("the layout of divided weights cannot be kept", f"leave out --keep-layout or {flag}")
     if prefill:
         check_prefill(prefill, processes, torch_device, settings)
     options = LoadOptions(
@@ -237,7 +238,7 @@ def split_prefill(prefill: int | Sequence[str | Path]) -> tuple[tuple[Path, ...]
     sockets = tuple(each for each in prefill if isinstance(each, Path))
     addresses = tuple(split_addresses(",".join(each for each in prefill if isinstance(each, str)) or None))
     if sockets and addresses:
-        raise UsageError("prompts are computed by processes here or by workers", "leave one kind out")
+        raise UsageError("prompts are computed either by processes here or by workers", "leave one kind out")
     check_distinct(addresses)
     return sockets, addresses
 
@@ -251,12 +252,12 @@ def check_prefill(
         raise UsageError(f"prefill is {count}", f"give at most {MAX_PREFILL} processes")
     if processes > 1:
         raise UsageError(
-            "a model that several processes divide does not hand over prompts",
+            "--prefill does not support a model that is divided among processes",
             "leave out --prefill or --tensor-parallel",
         )
     if settings.disk_cache and not settings.disk_cache.kept_only:
         raise UsageError(
-            "computed prompts of several processes are not stored on the disk",
+            "prompts that other processes compute cannot be stored on disk",
             "leave out --cache-dir or --prefill",
         )
     if isinstance(prefill, int):

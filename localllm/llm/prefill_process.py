@@ -39,7 +39,7 @@ from localllm.settings import Settings
 
 @dataclass(frozen=True)
 class Setup:
-    """What a process that answers wants of this one."""
+    """The model and settings that a decoding process requests of this one."""
 
     name: str
     path: str  # of the model
@@ -162,7 +162,7 @@ class PromptServer:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model that is ready, with what the processes that answer are told of it."""
+    """A model that is ready, with the properties of it that are sent to the decoding processes."""
 
     setup: Setup
     engine: PrefillEngine
@@ -170,7 +170,7 @@ class Loaded:
 
 
 def load(setup: Setup, device: torch.device) -> Loaded:
-    """Load a model. Raises as the steps of `llm.loader.load`."""
+    """Load a model. Raises the errors of `llm.loader.load`."""
     request = setup.request(device)
     torch.set_num_threads(setup.threads)
     model = find(request)
@@ -187,7 +187,8 @@ def load(setup: Setup, device: torch.device) -> Loaded:
 
 
 def serve_server(channel: Channel, setup: Setup, device: torch.device) -> None:
-    """Compute prompts for a server on another machine. Raises as `load`, and what ends an engine."""
+    """Compute prompts for a server on another machine. Raises the errors of `load`, and those that end an
+    engine."""
     loaded = load(setup, device)
     channel.send(LOADED, json.dumps(loaded.fields).encode())
     stream = TensorStream(channel, EARLY_BYTES + 4 * loaded.engine.context)

@@ -1,8 +1,9 @@
-"""When a full queue accepts a request again: the engine's present state, simulated with its own recorded steps.
+"""Forecasts when a full queue accepts a request again, by simulating the engine's present state with its recorded
+steps.
 
 A forecast is computed when a request is refused, at most once a second, on the caller's thread and with limited
-effort. It says when each of the waiting requests will have started; whoever is refused is told when a start makes
-space for one more, after those who were told so before.
+effort. It estimates when each of the waiting requests will have started. A refused request gets the time at which
+a start makes space for one more, after the refused requests before it.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Numbered slots, as clients of llama.cpp's server know them: each remembers the tokens of its last request, whose
+"""Numbered slots, as in llama.cpp's server: each remembers the tokens of its last request, whose
 keys and values are in the prefix cache. They reserve no memory, and any number of requests runs at once; idle
 slots from MAX_SLOTS on are forgotten.
 """

@@ -99,8 +99,8 @@ class StageProcess:
     def compute_prompts(
         self, fields: dict[str, Any], path: Path, device: torch.device, settings: Settings
     ) -> None:
-        """Compute prompts for a server, with its number of threads if results are deterministic. Raises as
-        `serve_server`."""
+        """Compute prompts for a server, with its number of threads if results are deterministic. Raises the errors
+        of `serve_server`."""
         from localllm.llm import prefill_process  # a stage does not need an engine
 
         setup = replace(prefill_process.Setup(**fields), path=str(path))
@@ -149,7 +149,7 @@ def facts_of(device: torch.device, processes: int) -> dict[str, Any]:
 def find_files(name: str, quant: str | None, settings: Settings) -> Path:
     """Return the model's folder or GGUF file on this machine, quantized first if requested.
 
-    Raises ModelNotFound, and as `find_or_quantize`.
+    Raises ModelNotFound, and the errors of `find_or_quantize`.
     """
     try:
         path = resolve_model(name).path

@@ -211,7 +211,8 @@ class Worker:
         on_end: Callable[[], object] = lambda: None,
     ):
         """threads: CPU threads per operation; shortage: returns the error for a step without enough memory;
-        context: maximum tokens per sequence; max_queue: when so many sequences wait, further ones are refused;
+        context: maximum tokens per sequence; max_queue: number of waiting sequences from which further ones are
+        refused;
         on_end: called when the thread ends."""
         self.engine = engine
         self.on_end = on_end
@@ -387,7 +388,7 @@ class Worker:
                     self.flush()
                     ended = time.perf_counter()
                     if self.engine.last_shape is None and self.engine.runs_concurrent_steps:
-                        ended = began  # a part of a round of steps in a pipeline, whose time goes on
+                        ended = began  # a part of a round of steps in a pipeline, whose time continues
                     if shape := self.engine.last_shape:
                         timed = shape, ended - began
                         self.last_step_s = ended - began

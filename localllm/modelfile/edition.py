@@ -23,7 +23,7 @@ Message = Mapping[str, str]
 @dataclass(frozen=True)
 class Edition:
     source: str
-    """What is loaded: a catalog name, ORG/REPO, or an absolute path."""
+    """The model to load: a catalog name, ORG/REPO, or an absolute path."""
 
     parent: str = ""
     """The source as its creator named it."""

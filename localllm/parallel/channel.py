@@ -68,7 +68,7 @@ class Channel:
                 self.connection.sendall(content)
 
     def send_parts(self, kind: int, parts: Iterable[Buffer]) -> None:
-        """Send a message in parts, without copying them where it is large. Raises as `send`."""
+        """Send a message in parts, without copying them where it is large. Raises the errors of `send`."""
         views = [memoryview(part).cast("B") for part in parts]
         size = sum(map(len, views))
         if size <= JOINED_BYTES:

@@ -223,11 +223,13 @@ class Leader(ABC):
         self.connect_and_watch()
 
     def receive_loaded(self) -> list[dict[str, Any]]:
-        """Return what each other rank says of its part, when it is loaded. Raises as `receive_from_all`."""
+        """Return the reports of the other ranks on their parts, once these are loaded. Raises the errors of
+        `receive_from_all`."""
         return [fields for message in self.receive_from_all() for fields in message]
 
     def connect_and_watch(self) -> None:
-        """Connect with the other ranks, and start a thread for what each sends. Raises as `receive_from_all`."""
+        """Connect with the other ranks, and start a thread for what each sends. Raises the errors of
+        `receive_from_all`."""
         for channel in self.channels.values():
             with contextlib.suppress(OSError):  # it has ended, which is noticed below
                 channel.send(CONNECTED, b"{}")
@@ -269,7 +271,7 @@ class Leader(ABC):
         self.on_failure(self.failure)
 
     def handle(self, rank: int, kind: int, content: bytearray) -> None:
-        """Handle a message of a rank that goes on."""
+        """Handle a message of a rank that continues."""
         assert kind == COPIED
         self.other_caches.receive(rank - 1, content)
 
@@ -317,7 +319,7 @@ class ProcessLeader(Collectives, Leader):
     """The first of the processes of this machine, which it starts."""
 
     def __init__(self, position: Position, device: torch.device, *, across_machines: bool = False):
-        """across_machines: as of `Collectives`"""
+        """across_machines: as in `Collectives`"""
         Leader.__init__(self, position)
         folder = Path(tempfile.mkdtemp(prefix="localllm-ranks-"))
         Collectives.__init__(self, position, folder, device, across_machines=across_machines)
@@ -394,7 +396,8 @@ class Follower(ABC):
         return self.channel.receive()
 
     def finish_load(self, loaded: dict[str, Any]) -> None:
-        """Report that the part of this rank is loaded, and connect with the others. loaded: as of `LOADED`"""
+        """Report that the part of this rank is loaded, and connect with the others. loaded: content of a `LOADED`
+        message"""
         self.channel.send(LOADED, json.dumps([loaded]).encode())
         if self.channel.receive() is None:  # until all are loaded, which takes longer than connecting may
             raise ConnectionError("process 1 has ended")
@@ -430,7 +433,7 @@ class ProcessFollower(Collectives, Follower):
         *,
         across_machines: bool = False,
     ):
-        """As of `Collectives` and `Follower`."""
+        """Take the arguments of `Collectives` and `Follower`."""
         Collectives.__init__(self, position, folder, device, across_machines=across_machines)
         Follower.__init__(self, channel)
 

@@ -127,7 +127,7 @@ def open_connection(address: str, token: bytes) -> Channel:
         if isinstance(error, TimeoutError):
             raise ServerTooSlow(f"{title} does not answer", "see whether it is overloaded") from None
         raise NotLocalLLMServer(
-            f"what answers at {address} is not a worker",
+            f"the program at {address} is not a worker",
             "run `localllm worker` there, in the version of this machine",
         ) from None
 

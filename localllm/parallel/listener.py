@@ -125,7 +125,7 @@ class WorkerListener:
         return channel, processes
 
     def run_stage(self, connection: socket.socket, channel: Channel, peer: str, processes: int) -> None:
-        """Run the process of a stage, and tell the first machine how it has ended. processes: of the stage"""
+        """Run the process of a stage, and report to the first machine how it has ended. processes: of the stage"""
         process, control = start_process(STAGE_MODULE, [connection.fileno()])
         self.control = control
         try:

@@ -39,7 +39,7 @@ from localllm.runtime.runner import Runner
 
 @dataclass(frozen=True)
 class Setup:
-    """What a rank is started with."""
+    """Parameters with which a rank is started."""
 
     position: Position
     path: str  # of the model

@@ -53,7 +53,7 @@ STEP_S = 600.0  # in which a step comes back from the last stage; a lost connect
 
 @dataclass
 class RemoteWorker:
-    """A connection to a worker, and what it has said of its machine."""
+    """A connection to a worker, and the properties of its machine that it has reported."""
 
     address: str
     channel: Channel
@@ -102,8 +102,8 @@ def receive_fields(title: str, channel: Channel, kind: int) -> dict[str, Any]:
 
 def connect_workers(addresses: Sequence[str], token: bytes, tensor_parallel: int = 1) -> list[RemoteWorker]:
     """Connect to workers, which are then in use until their channels are closed. tensor_parallel: processes of
-    each. Raises as `open_connection`, Busy for a worker that computes for another machine, NoSuchDevice for one
-    with too few GPUs, and UsageError for an address that is named twice."""
+    each. Raises the errors of `open_connection`, Busy for a worker that computes for another machine, NoSuchDevice
+    for one with too few GPUs, and UsageError for an address that is named twice."""
     check_distinct(addresses)
     channels: list[Channel] = []
     try:
@@ -199,7 +199,7 @@ class RemoteLeader(ProcessLeader):
         try:
             content = self.arrived.get(timeout=STEP_S)
         except queue.Empty:
-            raise TimeoutError(f"no answer of {self.workers[-1].title} in {STEP_S:.0f} s") from None
+            raise TimeoutError(f"no answer from {self.workers[-1].title} in {STEP_S:.0f} s") from None
         if content is None:
             raise ConnectionError("a stage has ended")
         return fill(x, content)
@@ -217,7 +217,7 @@ class RemoteLeader(ProcessLeader):
 
 
 class FromOneConnection:
-    """What a process of a stage on a machine of its own receives: all messages come through one connection."""
+    """Receives the messages of a stage on another machine, all through one connection."""
 
     channel: Channel
 
@@ -245,12 +245,12 @@ class StageMember(FromOneConnection, ProcessFollower):
     """Another process of a stage than the first one of its machine, which shares the hidden states with it."""
 
     def __init__(self, *arguments: Any, **options: Any):
-        """As of `ProcessFollower`."""
+        """Take the arguments of `ProcessFollower`."""
         FromOneConnection.__init__(self)
         ProcessFollower.__init__(self, *arguments, **options)
 
     def send_to_next_stage(self, x: Tensor) -> None:
-        """Nothing: the first process sends them, as all have the same."""
+        """Do nothing: the first process sends the hidden states, which are the same in all."""
 
 
 class StageLeader(FromOneConnection, ProcessLeader):
@@ -263,7 +263,8 @@ class StageLeader(FromOneConnection, ProcessLeader):
         self.channel = channel
 
     def finish_load(self, loaded: dict[str, Any]) -> None:
-        """As of `Follower`, for all processes of the stage. Raises as `receive_from_all`."""
+        """Implement `Follower.finish_load` for all processes of the stage. Raises the errors of
+        `receive_from_all`."""
         self.channel.send(LOADED, json.dumps([loaded, *self.receive_loaded()]).encode())
         if self.channel.receive() is None:
             raise ConnectionError("rank 0 has ended")

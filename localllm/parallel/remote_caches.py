@@ -1,4 +1,5 @@
-"""The caches of other ranks, as rank 0 copies blocks out of them and into them, by messages between two steps.
+"""Access of rank 0 to the caches of other ranks: copies blocks out of them and into them, by messages between
+steps.
 
 Rank 0 alone writes and reads what is stored: a snapshot has the parts of all ranks, so that a prefix is stored, or
 damaged, for all of them or for none.

@@ -1,4 +1,4 @@
-"""Sums over ranks on the CPUs of one machine, and tensors that all get, through memory that all of them map.
+"""All-reduce and all-gather of the ranks on the CPUs of one machine, through memory that all of them map.
 
 Each rank copies its tensor to its own part of the memory, raises its counter, spins until the others have raised
 theirs, and adds up all parts in the order of ranks, so that every rank has the same bits. In gloo, each sum passes
@@ -62,7 +62,7 @@ late:
   ret i64 0
 }}
 """
-# What tells a core that it spins, as declared and called, by LLVM's name of its instructions.
+# Instruction that tells a core that it spins, as declared and as called, by LLVM's name of the architecture.
 PAUSES = {"x86-64": ("llvm.x86.sse2.pause()", "llvm.x86.sse2.pause()")}
 PAUSES |= dict.fromkeys(("aarch64", "arm64"), ("llvm.aarch64.hint(i32)", "llvm.aarch64.hint(i32 1)"))
 
@@ -135,7 +135,7 @@ class SharedSums:
         return parts
 
     def meet(self, spins: int) -> int:
-        """Return whether all ranks have written their parts, after so many looks at each."""
+        """Return whether all ranks have written their parts, after the given number of looks at each."""
         return self.compiled.function(self.memory.data_ptr(), self.rank, self.ranks, self.sums, spins)
 
     def wait(self) -> None:

@@ -23,7 +23,7 @@ FLAG_BITS = 3
 
 
 class PoolFacts(NamedTuple):
-    """What a batch needs to know of a block pool."""
+    """The properties of a block pool that a batch reads."""
 
     block_size: int
     recurrent: bool

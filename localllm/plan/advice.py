@@ -1,4 +1,4 @@
-"""How to run a model on several devices and machines: what of it each has, what they send, and how fast that is.
+"""Ways to run a model on several devices and machines: the parts that each has, what they send, and the speed.
 
 The rule: a model that fits a device gets replicas, or processes for prompts where these serve more. One that does
 not is divided by tensor parallelism within a machine, by whole experts if columns cannot be divided, or into
@@ -40,7 +40,7 @@ ASSUMED_NETWORK = Link(1.25e9, 50e-6)  # between machines: Ethernet of 10 Gbit/s
 class Pool:
     """Machines with equal devices."""
 
-    device: DeviceSpec  # with the number of such devices of each machine
+    device: DeviceSpec  # with the number of these devices in each machine
     machines: int = 1
     link: Link | None = None  # between devices of a machine; None: the device's own
     network: Link = ASSUMED_NETWORK
@@ -50,7 +50,8 @@ class Pool:
         return self.device.count * self.machines
 
     def devices_of(self, options: LoadOptions) -> int:
-        """Return how many devices options divide a model among: the processes of a stage share a CPU."""
+        """Return the number of devices that the options divide a model among: the processes of a stage share a
+        CPU."""
         return options.pipeline_parallel * self.stage_devices(options)
 
     def stage_devices(self, options: LoadOptions) -> int:
@@ -122,7 +123,7 @@ class PrefillAdvice:
     decode: int  # for answers
     requests_per_s: float  # within objectives, simulated
     requests_per_s_together: float  # of as many engines that compute both
-    reason: str  # for people
+    reason: str  # for the reader
 
 
 @dataclass(frozen=True)

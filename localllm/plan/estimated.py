@@ -62,7 +62,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class GpuCosts:
-    """What kernels execute on GPUs of one architecture."""
+    """Costs of the kernels on GPUs of one architecture."""
 
     bandwidth_share: float  # of the published bandwidth that reads reach
     node_s: float  # seconds that a launch takes besides its work

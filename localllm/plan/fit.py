@@ -55,7 +55,7 @@ class DeviceMemory(Protocol):
         ...
 
     def machine_bytes(self) -> tuple[int, ...]:
-        """Return the bytes available on each such device of the machine, in their order."""
+        """Return the bytes available on each device of this type in the machine, in the order of devices."""
         ...
 
 
@@ -85,7 +85,7 @@ class LoadOptions:
     tensor_parallel: int = 1  # processes among which each layer is divided
     pipeline_parallel: int = 1  # stages of layers
     stage_shares: tuple[float, ...] = ()  # of the weights; (): by the memory of their devices
-    expert_parallel: bool = False  # divide a mixture by experts instead of their columns
+    expert_parallel: bool = False  # divide MoE layers by experts instead of their columns
     workers: tuple[str, ...] = ()  # HOST:PORT of those that have the stages behind the first
     token_file: str | None = None  # with their token
 
@@ -170,7 +170,7 @@ def check_fit(
     fit = fit_model(header, config, device, options, name=name, draft=draft)
     if fit.refusal and not force:
         if draft and fit_model(header, config, device, options, name=name).fits:
-            raise DoesNotFit(fit.refusal.message, "it fits without --draft-model, or name a smaller one")
+            raise DoesNotFit(fit.refusal.message, "it fits without --draft-model, or use a smaller one")
         quants = () if header.quantization or config.encoder else QUANTS
         smaller = fit_quants(header, config, device, options, quants, name=name)
         raise DoesNotFit(
@@ -224,13 +224,13 @@ def find_remedy(
         return f"--quant {smaller.quant} takes {format_bytes(smaller.weights.total)} and fits"
     if larger := fit_on_larger_machine(header, config, device, options, name=name):
         return (
-            f"name a smaller model, or use {larger.processes} GPUs with as much free memory and {flags_of(larger)}"
+            f"use a smaller model, or use {larger.processes} GPUs with as much free memory and {flags_of(larger)}"
         )
     if options.workers or (device.device_type == "cpu" and device.stage_bytes):
-        return "name a smaller model, or add a machine to --workers"
+        return "use a smaller model, or add a machine to --workers"
     if machines := fit_on_machines(header, config, device, options, name=name):
-        return f"name a smaller model, or use {machines} machines with as much free memory and --workers"
-    return "name a smaller model, or a device with more free memory"
+        return f"use a smaller model, or use {machines} machines with as much free memory and --workers"
+    return "use a smaller model, or a device with more free memory"
 
 
 def fit_on_machine(

@@ -71,7 +71,8 @@ def measure_matmul(
             row, rows = (torch.ones(n, columns, dtype=dtype, device=device) for n in (1, PREFILL_ROWS))
             small, scale = torch.ones(1, 64, dtype=dtype, device=device), torch.ones(64, device=device)
             if device.type == "cuda":
-                # Of one row in graphs, as in a step: alone, they are shorter than their launch by the host.
+                # One row, in graphs as in a step: launched by the host, they would take less time than their
+                # launches.
                 products_of_row = capture(lambda: [kernels.linear(row, weight) for weight in weights], device)
                 norms = capture(lambda: [kernels.rms_norm(small, scale, 1e-5) for _ in range(NORMS)], device)
                 row_s, call_s = seconds(products_of_row, device) / count, seconds(norms, device) / NORMS

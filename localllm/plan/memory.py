@@ -24,8 +24,8 @@ TOKEN_BUDGET = {"cpu": 512, "cuda": 2048}
 MIN_RUNNING = 32
 MAX_RUNNING = {"cpu": 128, "cuda": 256}
 RUNNING_TOKENS = 256  # of the cache per running sequence: also what is reserved for an answer without max_tokens
-# Most positions that a step with drafts samples, besides sequences admitted to it: on a CPU, up to this many rows
-# each have the bits that they have alone, and more would not be faster.
+# Maximum number of positions that a step with drafts samples, besides sequences admitted to it: on a CPU, up to
+# this many rows each have the bits that they have alone, and more would not be faster.
 MAX_VERIFIED_TOKENS = {"cpu": 16, "cuda": 80}
 MIN_STATE_SLOTS = 2  # recurrent states: one current, one saved
 STATE_SLOTS = 2 * MIN_RUNNING  # each sequence's own, and as many saved; more if they are small
@@ -36,8 +36,8 @@ SMALL_CACHE = 2**28  # bytes; caches and states up to this size have room for MA
 # Percentage of the memory left by weights, states and workspace that the cache may take: main memory is shared
 # with other programs, and a GPU's allocator needs some to find contiguous pieces.
 CACHE_SHARE = {"cpu": 50, "cuda": 90}
-# Of a GPU, besides activations: captured graphs and their pool without attention's workspace, workspaces of cuBLAS
-# (32 MB on Hopper) and of split products. Estimated, not measured.
+# Memory of a GPU besides activations: captured graphs and their pool without attention's workspace, workspaces of
+# cuBLAS (32 MB on Hopper) and of split products. Estimated, not measured.
 GPU_WORKSPACE = 2**28
 HISTORY_ELEMENT_BYTES = 4  # per token of the context and of the vocabulary, see gpu_sampler.TokenHistories
 HOST_SHARE = 25  # percentage of free main memory that the host tier of a GPU's cache may take
@@ -45,7 +45,7 @@ HOST_SHARE = 25  # percentage of free main memory that the host tier of a GPU's 
 
 @dataclass(frozen=True)
 class MemoryNeeds:
-    """What a model needs of a device, whatever is free."""
+    """Memory that a model needs on a device, regardless of how much is free."""
 
     name: str
     config: ModelConfig
@@ -81,7 +81,7 @@ class MemoryNeeds:
 
     def workspace(self, context: int, running: int = MIN_RUNNING) -> int:
         """Return the bytes that the largest step needs with this context: activations, logits, dequantized
-        matrices, and a GPU's own workspace. running: most sequences of a step
+        matrices, and a GPU's own workspace. running: maximum sequences per step
         """
         tokens, sequences = TOKEN_BUDGET[self.device_type], running + MAX_VERIFIED_TOKENS[self.device_type] - 1
         if self.config.encoder:  # an encoder processes a text at once, and has no logits
@@ -119,7 +119,7 @@ class MemoryPlan:
     """The memory of a loaded model."""
 
     weights: WeightBytes
-    context: int  # most tokens of a sequence
+    context: int  # maximum tokens per sequence
     blocks: int
     block_bytes: int
     state_slots: int  # of recurrent states
@@ -162,7 +162,7 @@ def allocate(needs: MemoryNeeds, free: int, context: int | None = None, users: i
         raise DoesNotFit(
             f"the weights of {needs.title} need {format_bytes(weights)} in {needs.dtype}, "
             f"{format_bytes(free)} are free",
-            "name a smaller model, or free memory",
+            "use a smaller model, or free memory",
         )
     remaining = free - weights
     state_slots = plan_state_slots(needs.state_slot_bytes, remaining, needs.device_type)

@@ -3,8 +3,8 @@
 Ranks of a tensor-parallel group read and compute their share of each layer, whose results they sum up twice. A
 ring sends 2 (n - 1) / n of the summed bytes over the link of each rank. Stages of a pipeline run one after the
 other, with one step in flight as on GPUs, and the last returns its result to the first, which has the head: they
-add memory, not speed. Ranks with whole experts of a mixture wait for the one that reads most of those that a step
-selects.
+add memory, not speed. Ranks with whole experts of an MoE layer wait for the one that reads most of those that a
+step selects.
 `simulate` and `plan` count exchanges with this code.
 """
 
@@ -53,7 +53,7 @@ class Parallel:
     pipeline: int = 1  # groups of them, with some of the layers each
     link: Link | None = None  # between the devices
     stage_link: Link | None = None  # between stages on different machines; None: as between the devices
-    whole_experts: bool = False  # of a mixture, on each device; otherwise columns of all
+    whole_experts: bool = False  # of an MoE layer on each device; otherwise columns of all
 
     @property
     def devices(self) -> int:
@@ -76,7 +76,7 @@ class Parallel:
         for layer in config.layers:
             mixer = layer.mixer
             if not isinstance(mixer, AttentionConfig):
-                raise UnsupportedModel("tensor parallelism is simulated for attention with heads alone")
+                raise UnsupportedModel("tensor parallelism is simulated only for attention with heads")
             if mixer.heads % self.tensor or mixer.kv_heads % self.tensor:
                 heads = f"{mixer.heads} heads of queries and {mixer.kv_heads} of keys and values"
                 raise UsageError(

@@ -76,7 +76,7 @@ def predict_speed(
     expert_imbalance: Callable[[int], float] = lambda tokens: 1.0,
 ) -> Speed:
     """Predict speed. context, prompt: in tokens; element_bytes, kv: see `bytes_read`; step_s: additional time per
-    step; chunk: most tokens of a step; exchange_s: time of devices to exchange a step's tokens and logits;
+    step; chunk: maximum tokens per step; exchange_s: time of devices to exchange a step's tokens and logits;
     expert_imbalance: of the experts that a step's tokens select, how many times the mean the busiest device reads
     """
 

@@ -28,7 +28,7 @@ StepTime = tuple[float, ...]  # the numbers of a StepShape, and seconds
 
 @dataclass(frozen=True)
 class StepSetup:
-    """What the durations of steps depend on, besides their shapes."""
+    """The properties, besides their shapes, that the durations of steps depend on."""
 
     model: str
     device: str  # as reported by the device
@@ -38,7 +38,7 @@ class StepSetup:
 
 
 class Records(NamedTuple):
-    """What was measured with a setup."""
+    """Measurements with one setup."""
 
     steps: list[StepTime]
     entry_waits: list[float]  # seconds from arrivals until a busy engine has received them, less half a step

@@ -59,7 +59,7 @@ CONVOLUTION_TAPS = re.compile(r".*\.(conv1d|conv)\.weight")
 # Layer matrices that quantizers leave unquantized: they are small and influential.
 UNQUANTIZED_MATRIX = re.compile(r".*\.(router|shared_gate|in_proj_(b|a|ba)|kv_b_proj|k_b_proj|v_b_proj)\.weight")
 
-# Suffixes of the tensors of a matrix that is quantized in another format than blocks.
+# Suffixes of the tensors of a matrix that is quantized in a format other than blocks.
 PACKED_SUFFIXES = (
     *(*CODE_SUFFIXES, *SCALE_SUFFIXES, *ORDER_SUFFIXES, "qzeros", "weight_zero_point", "weight_shape"),
     *("input_scale", "activation_scale", "input_scale_ub"),
@@ -94,7 +94,7 @@ def stored_dtype(header: Header, device: str, *, gguf: bool = False) -> str:
 def check_quant(quant: str | None) -> None:
     """Raise UsageError for an unknown quantization."""
     if quant is not None and quant not in (*QUANTS, *GGUF_BITS):
-        raise UsageError(f"there is no quantization {quant!r}", f"name one of {', '.join((*QUANTS, *GGUF_BITS))}")
+        raise UsageError(f"there is no quantization {quant!r}", f"use one of {', '.join((*QUANTS, *GGUF_BITS))}")
 
 
 def weight_bytes(

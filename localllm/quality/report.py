@@ -52,12 +52,12 @@ class Distance:
 
 @dataclasses.dataclass(frozen=True)
 class Scored:
-    """The text used."""
+    """The text that models were evaluated on."""
 
     name: str
     tokens: int  # number given to the models
     scored: int  # number of tokens whose probability counts
-    window: int  # most tokens in one window
+    window: int  # maximum tokens in one window
 
 
 @dataclasses.dataclass(frozen=True)

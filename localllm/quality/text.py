@@ -43,7 +43,7 @@ def split_into_windows(
     max_tokens: int = MAX_TOKENS,
     first_scored: int = 1,
 ) -> Windows:
-    """max_tokens: most tokens of the text to use, including BOS; first_scored: as in `Windows`.
+    """max_tokens: maximum tokens of the text to use, including BOS; first_scored: as in `Windows`.
 
     Raises UsageError if the text is too short, or the numbers are invalid.
     """

@@ -1,4 +1,4 @@
-"""Which weights stay packed in memory, and in which layout: the rules for loading them and for planning memory.
+"""Rules for which weights stay packed in memory, and in which layout, for loading them and for planning memory.
 
 Needs no torch: dtypes and device types are strings (`bfloat16`, `cpu`).
 """

@@ -24,7 +24,7 @@ class QuantizedTensor:
     parts: dict[str, Tensor]
     group: int | None = None
     activation_bits: int | None = None  # that a CPU rounds x to; None: as many as its dtype has
-    # What kernels have prepared for this tensor, by keys of their own.
+    # Values that kernels have prepared for this tensor, by keys of their own.
     prepared: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @property
@@ -104,4 +104,4 @@ def device_table(values: tuple[float, ...], dtype: torch.dtype, device: torch.de
 
 
 def no_op() -> None:
-    """Default of callbacks."""
+    """Do nothing: the default of callbacks."""

@@ -107,11 +107,11 @@ class Artefact:
             file.name for file in self.partial.iterdir() if file.name != LOCK_FILE and file.suffix != DRAFT_SUFFIX
         ]
         if unknown_files and not provenance:
-            raise UsageError(f"{self.partial} exists and was not written by localllm", "name another folder")
+            raise UsageError(f"{self.partial} exists and was not written by localllm", "use another folder")
         if self.done and provenance != self.provenance and not self.force:
             raise UsageError(
                 f"{self.partial} was started from another source or with another recipe",
-                f"use --force to start over; to keep it, name another folder than {self.folder}",
+                f"use --force to start over; to keep it, use a folder other than {self.folder}",
             )
         if provenance != self.provenance:
             clear_partial(self.partial)
@@ -279,9 +279,9 @@ def check_target(folder: Path, *, force: bool) -> None:
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
     if not (folder / RECIPE_FILE).is_file():
-        raise UsageError(f"{folder} exists and was not written by localllm", "name another folder")
+        raise UsageError(f"{folder} exists and was not written by localllm", "use another folder")
     if not force:
-        raise UsageError(f"{folder} already exists", "name another folder, or add --force to replace it")
+        raise UsageError(f"{folder} already exists", "use another folder, or add --force to replace it")
 
 
 def clear_partial(partial: Path) -> None:

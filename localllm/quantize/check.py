@@ -20,7 +20,7 @@ TRANSIENT = 2**28  # the program itself, tiles, one window's attention
 def check_recipe(recipe: Recipe) -> None:
     """Raise UsageError for a recipe that contradicts itself."""
     if recipe.method not in METHODS:
-        raise UsageError(f"there is no method {recipe.method!r}", f"name one of {', '.join(METHODS)}")
+        raise UsageError(f"there is no method {recipe.method!r}", f"use one of {', '.join(METHODS)}")
     if recipe.bits not in (4, 8):
         raise UsageError(f"{recipe.bits} bits are not supported", "4 and 8 are")
     if recipe.head_bits not in (8, 16):

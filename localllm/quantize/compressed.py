@@ -32,7 +32,7 @@ EVERY_LINEAR = "Linear"  # the module class of a target
 
 @dataclass(frozen=True, order=True)
 class StorageScheme:
-    """How one matrix is stored, as its group in config.json describes."""
+    """Storage of one matrix, as described by its group in config.json."""
 
     bits: int
     group: int  # columns; 0: an entire row

@@ -149,16 +149,16 @@ def locked_draft(file: Path) -> Iterator[Path]:
 
 def check_output_file(header: Header, type: str, file: Path, *, force: bool) -> None:
     if type not in TYPES:
-        raise UsageError(f"{type!r} is not a supported GGUF type", f"name one of {', '.join(TYPES)}")
+        raise UsageError(f"{type!r} is not a supported GGUF type", f"use one of {', '.join(TYPES)}")
     check_source(header)
     if file.suffix != GGUF_SUFFIX:
         raise UsageError(
             f"{file} does not end in {GGUF_SUFFIX}", f"for example, write -o {file.with_suffix(GGUF_SUFFIX)}"
         )
     if file.exists() and not file.is_file():
-        raise UsageError(f"{file} exists and is not a file", "name another file")
+        raise UsageError(f"{file} exists and is not a file", "use another file")
     if file.exists() and not force:
-        raise UsageError(f"{file} already exists", "name another file, or add --force to replace it")
+        raise UsageError(f"{file} already exists", "use another file, or add --force to replace it")
 
 
 def tensor_types(header: Header, config: ModelConfig, type: str) -> dict[str, GGMLType]:

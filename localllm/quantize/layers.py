@@ -140,7 +140,7 @@ class ObservedLinear:
 def build_layer(
     header: Header, config: ModelConfig, index: int, recorded: RecordedWeights, dtype: torch.dtype, stack: bool
 ) -> Layer:
-    """Build a layer from recorded tensors, and the file for the rest. Raises like `WeightSource`."""
+    """Build a layer from recorded tensors, and the file for the rest. Raises the errors of `WeightSource`."""
     recorded.stacked_names.clear()
     source = RecordingSource(Weights(header), CPU, dtype, recorded, stack)
     return Layer(config.layers[index], config, source.under(f"layers.{index}"))

@@ -77,7 +77,7 @@ def make_artefact(
 ) -> QuantizationResult:
     """Quantize a model. text: calibration text, if the recipe uses one; None for the project's own.
 
-    Raises like `Artefact` and `quantize_layers`, and UsageError for a text that is too short.
+    Raises the errors of `Artefact` and `quantize_layers`, and UsageError for a text that is too short.
     """
     ids = None
     if recipe.method != "rtn":
@@ -104,7 +104,7 @@ def calibration_windows(ids: Sequence[int], context: int) -> Tensor:
     if len(ids) < MIN_CALIBRATION_TOKENS:
         raise UsageError(
             f"the calibration text has {len(ids)} tokens, but {MIN_CALIBRATION_TOKENS} are needed",
-            "name a longer text with --calib, or leave out --calib",
+            "use a longer text with --calib, or leave out --calib",
         )
     length = min(WINDOW_TOKENS, context)
     count = len(ids) // length

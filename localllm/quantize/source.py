@@ -24,7 +24,7 @@ UNQUANTIZED_MODEL_REMEDY = "name the edition in safetensors that is not quantize
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a model is quantized.
+    """Method and format of a quantization.
 
     rtn: round to nearest, with scales of the smallest squared error; the only method without calibration text.
     """
@@ -59,7 +59,7 @@ def check_source(header: Header, alternative: str = "") -> None:
 
 
 def source_identity(model: Path) -> dict[str, Any]:
-    """Return the identity of a Hugging Face folder, as JSON values. Raises like `weight_files`."""
+    """Return the identity of a Hugging Face folder, as JSON values. Raises the errors of `weight_files`."""
     if revision := hub_revision(model):
         repo, commit = revision
         return {"repo": repo, "commit": commit}

@@ -39,7 +39,7 @@ def digest_token_ids(ids: Tensor | None) -> str:
 def save_state(
     folder: Path, layer: int, calibration_digest: str, outcome: QuantizationResult, tensors: Mapping[str, Tensor]
 ) -> None:
-    """Save the state before this layer. Raises like `save_tensors`.
+    """Save the state before this layer. Raises the errors of `save_tensors`.
 
     calibration_digest: digest of the token ids
     """

@@ -59,7 +59,7 @@ class StoredArtefact:
 def recipe_of(quant: str) -> Recipe:
     """Return the recipe of a `--quant` value. Raises UsageError for an unknown value."""
     if quant not in RECIPES:
-        raise UsageError(f"there is no quantization {quant!r}", f"name one of {', '.join(RECIPES)}")
+        raise UsageError(f"there is no quantization {quant!r}", f"use one of {', '.join(RECIPES)}")
     return RECIPES[quant]
 
 
@@ -77,7 +77,7 @@ def artefact_path(home: Path, model: Path, quant: str) -> Path:
 def find_artefact(home: Path, model: Path, quant: str) -> Path | None:
     """Return the artefact of a model's folder in its current state; None if there is none with the current recipe.
 
-    Raises like `recipe_of`.
+    Raises the errors of `recipe_of`.
     """
     recipe, path = recipe_of(quant), artefact_path(home, model, quant)
     provenance = read_provenance(path)

@@ -45,7 +45,7 @@ class Setup:
     kv_dtype: str
     activation_bits: int  # that activations keep where they meet packed weights on a CPU
     context: int  # tokens
-    token_budget: int  # most tokens per step: longer prompts are split into chunks of this size
+    token_budget: int  # maximum tokens per step: longer prompts are split into chunks of this size
     block_size: int  # tokens per block of the cache
     draft: str  # source of draft tokens, of which steps verify several at a time: `lookup` or `off`
     draft_model: str | None  # additional source of drafts: what loads it, as `Model.source`
@@ -59,7 +59,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Question:
-    """What the model was asked."""
+    """The input of the model."""
 
     prompt: str | tuple[dict[str, Any], ...] | None  # text, messages, or None for token ids alone
     tools: tuple[dict[str, Any], ...] | None
@@ -74,7 +74,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the model answered."""
+    """The output of the model."""
 
     token_ids: tuple[int, ...]  # including the end token
     text: str

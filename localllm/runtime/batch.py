@@ -1,4 +1,5 @@
-"""One step's work as flat tensors. Prefill, chunk and decode differ only in how many tokens a sequence brings."""
+"""One step's work as flat tensors. Prefill, chunk and decode differ only in the number of new tokens per
+sequence."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +22,8 @@ class BatchPool(Protocol):
 
 
 class BatchState(Protocol):
-    """What a batch reads of a sequence: a SequenceState, or what another process has received of one."""
+    """The part of a sequence that a batch reads: a SequenceState, or the copy that another process has
+    received."""
 
     @property
     def pool(self) -> BatchPool: ...
@@ -42,7 +44,7 @@ class SequenceSpan:
     """The host's view of one sequence in a step, for code that processes sequences one by one."""
 
     start: int  # index of its first token in T
-    count: int  # tokens that the sequence brings
+    count: int  # new tokens of the sequence
     context_len: int  # tokens in the cache once this step has run
     first_slot: int | None  # first slot of its context if its blocks are adjacent; None: gather them
     state_slot: int = -1  # of its recurrent state
@@ -61,7 +63,7 @@ class SequenceSpan:
 
 @dataclass(frozen=True)
 class SingleTokenSpans:
-    """The sequences that bring one token, so that recurrent layers can process them together."""
+    """The sequences with one new token, so that recurrent layers can process them together."""
 
     token_index: Tensor  # [S] int64, index of their tokens in T
     state_slots: Tensor  # [S] int64
@@ -124,8 +126,8 @@ class Batch:
     slot_mapping: Tensor  # [T] int64, where each token's keys and values are stored
     logit_index: Tensor | None  # [N] int64, the tokens of T whose logits are computed; None: all
     block_size: int
-    max_query_len: int  # most tokens that a sequence brings
-    uniform_query_len: int | None  # tokens that every sequence brings; None: they differ
+    max_query_len: int  # maximum number of new tokens of a sequence
+    uniform_query_len: int | None  # new tokens of every sequence; None: they differ
     state_slots: Tensor | None = None  # [B] int32, of recurrent states
     spans: tuple[SequenceSpan, ...] = DEVICE_ONLY
     copies: CacheCopies = NO_COPIES

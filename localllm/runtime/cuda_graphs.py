@@ -1,4 +1,4 @@
-"""CUDA graphs for steps in which every sequence brings the same number of tokens, as in decoding.
+"""CUDA graphs for steps in which every sequence has the same number of new tokens, as in decoding.
 
 A graph is captured once per number of sequences (a bucket, padded) and tokens per sequence; everything that
 differs from step to step is in buffers on the device, context lengths included. While the same sequences continue,
@@ -73,7 +73,7 @@ class CudaGraphs:
         padding_block: int,
         padding_state: int,
     ):
-        """newest_tokens: [token slots] int64, sampled last; max_len: most tokens of a sequence; padding_block,
+        """newest_tokens: [token slots] int64, sampled last; max_len: maximum tokens per sequence; padding_block,
         padding_state: block and state slot of the caches that padding writes to.
         """
         self.model, self.caches, self.newest_tokens, self.block_size = model, caches, newest_tokens, block_size
@@ -101,7 +101,7 @@ class CudaGraphs:
         """Return the key of the graph for this step, or the reason why there is none."""
         count = len(step.token_ids[0])
         if count not in QUERY_LENS or any(c != count for c in step.token_counts):
-            return "its sequences bring different numbers of tokens, or many"
+            return "its sequences have different numbers of new tokens, or many"
         bucket = self.bucket(len(step.states))
         if bucket * count > MAX_GRAPH_TOKENS:
             return "so many tokens that products unpack weights into a buffer that is not the graph's"
@@ -165,7 +165,7 @@ class CudaGraphs:
         return GraphOutput(output.sampled_ids[:count], None if output.logits is None else output.logits[:count])
 
     def fill_inputs(self, key: GraphKey, step: Step) -> None:
-        """Upload what the device does not know about the step yet."""
+        """Upload the inputs of the step that the device does not have yet."""
         inputs = self.padding_inputs()
         unread = {token for token, _ in step.unread_tokens}
         for i, (state, tokens) in enumerate(zip(step.states, step.token_ids, strict=True)):

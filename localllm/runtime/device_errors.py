@@ -44,7 +44,7 @@ def engine_failure_error(error: Exception) -> LocalLLMError:
 
 @contextmanager
 def translate_device_errors(shortage: Callable[[], LocalLLMError]) -> Iterator[None]:
-    """Translate such errors of torch to errors of localllm. shortage: creates the out-of-memory error."""
+    """Translate torch's errors of the device to errors of localllm. shortage: creates the out-of-memory error."""
     try:
         yield
     except Exception as error:

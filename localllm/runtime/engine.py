@@ -67,7 +67,7 @@ class StepInFlight:
     """A step that the device is computing, or the stages of a pipeline, and that has not been read."""
 
     sequences: list[Sequence]
-    token_count: int  # tokens that the sequences bring, drafts included
+    token_count: int  # new tokens of the sequences, drafts included
     sampling: list[Sequence]  # those whose newest token is computed in this step, so that the next one is sampled
     draft_counts: list[int]  # drafts that each verifies; copied, as cancelling clears them
     # Sampled tokens in the order of `sampling`: for each sequence one behind its newest token and one behind each
@@ -122,12 +122,12 @@ class Engine:
 
     @property
     def no_graphs_reason(self) -> str:
-        """Why decode steps are not captured as CUDA graphs; empty where they are, and on a CPU."""
+        """Why decode steps are not captured as CUDA graphs; empty if they are, and on a CPU."""
         return "" if self.device.type == "cpu" else self.runner.no_graphs_reason
 
     @property
     def token_budget(self) -> int:
-        """Most tokens of a step."""
+        """Maximum number of tokens in a step."""
         return self.scheduler.token_budget
 
     @property
@@ -210,7 +210,7 @@ class Engine:
         return events
 
     def prefer_throughput(self) -> None:
-        """Make steps as large as is fastest for all sequences together: nobody waits token by token."""
+        """Make steps as large as is fastest for all sequences together: no client reads token by token."""
         if self.scheduler.chunk_policy:
             self.scheduler.chunk_policy.prefer_throughput()
 
@@ -224,7 +224,7 @@ class Engine:
     def close(self) -> None:
         """Store the prefix cache in the lower tier, if there is one. Nothing can run afterwards."""
         with suppress(RankFailed):  # which then has ended already
-            self.runner.receive_hidden()  # so that no stage is computing when it is told to end
+            self.runner.receive_hidden()  # so that no stage is computing when it receives the message to end
         if self.pool.lower:
             self.pool.lower.close()
 

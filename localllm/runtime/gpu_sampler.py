@@ -25,7 +25,7 @@ COLUMN_DTYPES = [torch.int64] * 2 + [torch.int32] * 5 + [torch.float32] * 6  # o
 
 @dataclass(frozen=True)
 class SamplingVariant:
-    """Which kernels sample a step; with the bucket, part of the key of its graph."""
+    """The properties of a step that select its sampling kernels; with the bucket, part of the key of its graph."""
 
     is_random: bool  # a row has a logit_bias or a penalty
     has_penalties: bool  # a row has a bias or a penalty
@@ -200,7 +200,7 @@ def column_tensors(of: SamplingColumns) -> list[Tensor]:
 
 class GpuSampler:
     def __init__(self, slots: int, max_len: int, vocabulary: int, device: torch.device):
-        """slots: sequences with penalties computed on the device; max_len: most tokens of a sequence"""
+        """slots: sequences with penalties computed on the device; max_len: maximum tokens per sequence"""
         self.vocab_size, self.device = vocabulary, device
         self.histories = TokenHistories(slots, max_len, vocabulary, device)
         self.buckets: dict[int, BucketSampler] = {}

@@ -165,7 +165,7 @@ def checksum(sums: Tensor) -> str:
 
 @dataclass
 class LayoutUse:
-    """How a load uses the kept layout of its model."""
+    """Use of a model's kept layout during a load."""
 
     layout: KeptLayout | None = None
     note: str = ""  # for the user

@@ -113,7 +113,7 @@ def round_scale(dtype: torch.dtype, scale: float) -> float:
 class Decoder:
     """A decoder: embed, layers, norm, logits.
 
-    Takes its weights from `source` and raises DamagedModel if any are left over. max_len: most tokens of a
+    Takes its weights from `source` and raises DamagedModel if any are left over. max_len: maximum tokens of a
     sequence. A stage of a pipeline has some of the layers, and only the first one has the rest.
     """
 
@@ -169,7 +169,7 @@ class Decoder:
         return self.config.tie_embeddings and self.device.type == "cpu"
 
     def set_max_len(self, max_len: int, device: torch.device) -> None:
-        """Set the most tokens of a sequence, which some rotary embeddings depend on.
+        """Set the maximum tokens of a sequence, which some rotary embeddings depend on.
 
         No sequence may have begun.
         """
@@ -212,7 +212,7 @@ class Decoder:
 
     def run_layers(self, batch: Batch, caches: list[LayerCache], index: Tensor | None = None) -> Tensor:
         """Append the batch's tokens to the caches of the own layers, and return their output: [N, hidden]
-        as of `hidden_states`. A stage sends it to the next one.
+        as in `hidden_states`. A stage sends it to the next one.
         """
         batch.rope_angles.update({rope: table.angles(batch.positions) for rope, table in self.ropes.items()})
         x, token_inputs = self.embed(batch.token_ids) if self.config.has_ends else self.receive(batch.token_ids)
@@ -231,7 +231,8 @@ class Decoder:
         return x, self.per_layer(token_ids, x) if self.per_layer else [None] * len(self.layers)
 
     def receive(self, token_ids: Tensor) -> tuple[Tensor, Sequence[Tensor | None]]:
-        """Return what the previous stage has sent: its output [T, hidden], and the inputs of the layers left."""
+        """Return what the previous stage has sent: its output [T, hidden], and the inputs of the remaining
+        layers."""
         c, stage, ranks = self.config, self.config.stage, self.ranks
         assert stage and ranks
         widths = [c.hidden_size]
@@ -266,7 +267,7 @@ class Decoder:
 
 
 class Encoder:
-    """An encoder, which takes its weights from `source`. max_len: most tokens of a text."""
+    """An encoder, which takes its weights from `source`. max_len: maximum tokens of a text."""
 
     def __init__(self, config: ModelConfig, source: WeightSource, max_len: int):
         c, hidden = config.encoder, config.hidden_size

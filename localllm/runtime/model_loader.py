@@ -152,7 +152,7 @@ def run_every_kind_of_step(runner: Runner, pool: BlockPool) -> None:
 def run_step(runner: Runner, pool: BlockPool, counts: Collection[int], *, saves: bool) -> None:
     """Run a step of sequences with these numbers of tokens; none if the cache is too small for it.
 
-    saves: save a recurrent state within each sequence that brings several tokens, as verification does
+    saves: save a recurrent state within each sequence with several new tokens, as verification does
     """
     states = [SequenceState(pool) for _ in counts]
     try:

@@ -44,8 +44,9 @@ class Runner:
 
     `asynchronous` says whether the device computes while the host continues, and `concurrent_steps` how many steps
     the stages of a pipeline compute at a time, each of them in order. state_slots: recurrent states to
-    allocate, for models with recurrent layers; kv_dtype: see `make_caches`; max_running: most sequences in a step;
-    graph_max_len: most tokens of a sequence if steps are captured as CUDA graphs, otherwise None; deterministic:
+    allocate, for models with recurrent layers; kv_dtype: see `make_caches`; max_running: maximum sequences in a
+    step;
+    graph_max_len: maximum tokens per sequence if steps are captured as CUDA graphs, otherwise None; deterministic:
     results of a token do not depend on the other tokens of its step (CPU only).
     """
 
@@ -105,7 +106,7 @@ class Runner:
 
     @property
     def max_running(self) -> int:
-        """Most sequences in a step."""
+        """Maximum number of sequences in a step."""
         return len(self.newest_tokens)
 
     def capture_decode_step(self, params: SamplingParams) -> None:
@@ -186,7 +187,7 @@ class Runner:
             return self.model.logits(step.hidden).float()
 
     def receive_hidden(self) -> None:
-        """Wait for the hidden states of all steps in flight, also of those that nobody reads any more."""
+        """Wait for the hidden states of all steps in flight, also of those that are not read any more."""
         while self.pending_steps:
             self.receive_oldest()
 

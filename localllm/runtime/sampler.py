@@ -79,7 +79,7 @@ class Constraint(Protocol):
 
 @dataclass(slots=True)  # not frozen, as `TokenEvent`
 class SamplingSpec:
-    """How to sample the next token of one sequence."""
+    """Parameters for sampling the next token of one sequence."""
 
     params: SamplingParams
     seed: int

@@ -1,4 +1,4 @@
-"""Continuous batching with chunked prefill: which sequences the next step takes, and how many tokens each brings.
+"""Continuous batching with chunked prefill: which sequences the next step computes, and how many tokens of each.
 
 Pure Python over counts, without tensors or models.
 
@@ -112,12 +112,12 @@ class Scheduler:
         chunk_policy: ChunkPolicy | None = None,
         concurrent_steps: int = 1,
     ):
-        """token_budget: most tokens of a step; chunk_policy: how many of them may be of prompts while answers
-        stream, None where steps are launched ahead and so cannot be timed; concurrent_steps: that stages of a
+        """token_budget: maximum tokens per step; chunk_policy: how many of them may be of prompts while answers
+        stream, None if steps are launched ahead and so cannot be timed; concurrent_steps: that stages of a
         pipeline compute at a time."""
         self.pool = pool
         self.concurrent_steps = concurrent_steps
-        self.held = set[Sequence]()  # answers that another step than the next one continues
+        self.held = set[Sequence]()  # answers that a step after the next one continues
         self.chunk_policy = chunk_policy
         self.token_budget = token_budget
         self.max_running = max_running
@@ -165,7 +165,8 @@ class Scheduler:
         return [s for s in self.running if not (s.awaits_token or s in self.held)]
 
     def schedule(self) -> ScheduledTokens:
-        """Return the sequences of the next step with the number of tokens each brings, blocks allocated."""
+        """Return the sequences of the next step, each with its number of new tokens, for which blocks are
+        allocated."""
         self.scheduled, self.remaining_budget = {}, self.token_budget
         if self.chunk_policy is None:
             self.fill_step()
@@ -185,7 +186,7 @@ class Scheduler:
 
     @property
     def prompt_budget(self) -> int:
-        """Most prompt tokens of a step beside the answers that stream now."""
+        """Maximum number of prompt tokens in a step with the answers that stream now."""
         if self.chunk_policy is None or not self.running_count:
             return self.token_budget
         streaming = self.streaming_tokens > 0 or any(s.awaits_token for s in self.running)

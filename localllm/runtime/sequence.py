@@ -23,7 +23,7 @@ class Sequence:
     request: Request
     seed: int
     eos_ids: frozenset[int]
-    max_len: int  # most tokens of prompt and answer together
+    max_len: int  # maximum tokens of prompt and answer together
     stopwatch: Stopwatch
     constraint: Constraint | None = None
     token_ids: list[int] = field(default_factory=list)
@@ -84,12 +84,12 @@ class Sequence:
 
     @property
     def max_drafts(self) -> int:
-        """Most draft tokens that fit before the last position of the sequence."""
+        """Maximum number of draft tokens that fit before the last position of the sequence."""
         return self.max_len - len(self.token_ids) - 1
 
     @property
     def needs_host_token(self) -> bool:
-        """Return whether the last step must be read first: it may bring any number of tokens, or feed a
+        """Return whether the last step must be read first: it may yield any number of tokens, or feed a
         grammar.
         """
         return bool(self.draft_ids) or self.constraint is not None

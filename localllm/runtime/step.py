@@ -43,13 +43,13 @@ def copy_to_host(values: Tensor | None) -> Tensor | None:
 class StepShape(NamedTuple):
     """The amount of work of a step, on which its duration depends.
 
-    A sequence decodes if it brings one token and its drafts; otherwise it brings a part of its prompt.
+    A sequence decodes if its new tokens are one token and its drafts; otherwise they are a part of its prompt.
     """
 
     sequences: int  # that decode
     tokens: int  # of these, drafts included
     context: int  # cached tokens of these after the step, summed
-    prompts: int  # sequences that bring a part of their prompts
+    prompts: int  # sequences whose new tokens are a part of their prompts
     prompt_tokens: int
     prompt_context: int  # cached tokens of these after the step, summed
     pairs: int  # of a prompt token and a token that it attends to

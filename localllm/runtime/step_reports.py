@@ -170,7 +170,7 @@ def likeliest_candidates(logits: Tensor, spec: SamplingSpec, token: int, count: 
 def filter_stages(logits: Tensor, spec: SamplingSpec) -> Iterator[tuple[str, Tensor]]:
     """Yield each filter's name and the probabilities [vocab] float64 that it leaves, in order of application.
 
-    Applies the rules of `sampler.py` one by one, to tell which filter removed a token.
+    Applies the rules of `sampler.py` one by one, to find which filter removed a token.
     """
     adjusted = logits.clone()[None]
     apply_masks(adjusted, [replace(spec, forbidden_ids=())])

@@ -163,9 +163,10 @@ class WeightSource:
         stored: Sequence[Tensor | QuantizedTensor],
         laid_out: Sequence[Tensor | QuantizedTensor],
     ) -> None:
-        """Check matrices of GGUF blocks whose scales were not checked, if possible as they are laid out.
+        """Check the scales of GGUF matrices that were not checked yet, if possible in the laid-out weights.
 
-        There, they are side by side: in a file, they are so far apart that reading them reads all of it.
+        Scales are adjacent in a kernel's layout; in a file they are so far apart that reading them reads all of
+        it.
         """
         if all(map(has_finite_scales, laid_out)):
             return

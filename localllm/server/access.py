@@ -40,7 +40,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 @dataclass(frozen=True)
 class AccessPolicy:
-    """Which requests are accepted. The default accepts this machine alone, without a key."""
+    """Rules for accepting requests. The default accepts only this machine, without a key."""
 
     keys: frozenset[bytes] = frozenset()
     """SHA-256 digests of the keys. If there are any, every path but `guard.PUBLIC_PATHS` needs one."""
@@ -98,7 +98,8 @@ class AccessPolicy:
         return address.is_loopback or (self.is_exposed and not address.is_unspecified)
 
     def check_origin(self, headers: Headers, host: str, *, is_page: bool) -> str | None:
-        """The foreign origin whose page may read the answer; None where no page or our own asks. Raises Refused.
+        """The foreign origin whose page may read the answer; None for a request from no page or from our own.
+        Raises Refused.
 
         is_page: the path is a page, which other sites may link to.
         """
@@ -232,7 +233,7 @@ def make_access_policy(
         raise UsageError("--origin * accepts any web page", "add --api-key-file FILE")
     if is_exposed and not (keys or insecure):
         message = f"{host} can be reached from other machines, and no API key is required"
-        raise UsageError(message, "add --api-key-file FILE, or --insecure to accept everybody")
+        raise UsageError(message, "add --api-key-file FILE, or --insecure to accept all clients")
     return AccessPolicy(
         frozenset(key_digest(key) for _, key in named),
         frozenset(host_names),
@@ -253,7 +254,7 @@ def match_named_key(text: str) -> tuple[str, str]:
 def access_warnings(access: AccessPolicy) -> list[str]:
     """Warnings for the operator about an exposed address."""
     if access.is_exposed and not access.keys:
-        return ["warning: anybody who can reach this address has access, without a key"]
+        return ["warning: any client that can reach this address has access, without a key"]
     if access.is_exposed and not access.tls:
         return ["warning: keys and texts cross the network unencrypted; --tls-cert FILE enables TLS"]
     return []

@@ -154,7 +154,7 @@ class AnswerReader(AsyncIterator[IndexedEvent]):
 
     async def next_events(self) -> list[IndexedEvent]:
         """Wait for the next events, and return those that are there, so that they are sent together; empty at the
-        end. Raises as iterating, after the events before an error."""
+        end. Raises the errors of iterating, after the events before an error."""
         if self.error:
             raise self.error
         if self.streams:

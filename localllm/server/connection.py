@@ -102,7 +102,7 @@ class Connection(H11Protocol):
         self.hang_up()
 
     def refuse_connection(self) -> None:
-        """Send 503 before the request is read, so in a format that is no particular API's."""
+        """Send 503 before the request is read, and therefore in a format of no particular API."""
         body = json.dumps(TOO_MANY_CONNECTIONS).encode()
         head = "HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\n"
         head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"

@@ -79,7 +79,7 @@ class ConnectionLimits:
     """A million tokens are about 4 MB of text."""
 
     keep_alive_s: int = 30
-    """How long an idle connection stays open."""
+    """Seconds until an idle connection is closed."""
 
     reader_timeout_s: float = 30.0
     """Time in which a client must read `min_reader_bytes` of the pending output, or all of it."""
@@ -172,7 +172,7 @@ def preflight_response(headers: Headers) -> Response:
 
 class GuardedBody:
     """Applies the limits to a body while it arrives, and closes the connection if the response starts before the
-    body has ended, as the server would go on reading it."""
+    body has ended, as the server would continue to read it."""
 
     def __init__(
         self, headers: Headers, receive: Receive, send: Send, limits: ConnectionLimits, *, is_limited: bool

@@ -73,7 +73,7 @@ class LoadedModel:
 
 
 class LeaseHolder(Protocol):
-    """What a lease is returned to."""
+    """The owner of loaded models, to which a lease is returned."""
 
     def release(self, loaded: LoadedModel) -> None: ...
 

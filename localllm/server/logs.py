@@ -54,7 +54,7 @@ def configure_logging(log_format: LogFormat) -> None:
 
 
 class LogFormatter(logging.Formatter):
-    """One line per record: its attribute `fields`, a mapping, or else its message."""
+    """One line per record: its attribute `fields`, a mapping, otherwise its message."""
 
     def __init__(self, log_format: LogFormat):
         super().__init__()

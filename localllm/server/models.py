@@ -136,7 +136,7 @@ class ModelPool:
         self.has_unfinished_load = False  # at shutdown, as a load cannot be cancelled
 
     def resolve(self, name: str) -> ModelRef:
-        """The model on this machine that a client means. Raises ModelNotFound as `resolve_client_name`."""
+        """The model on this machine that a client means. Raises ModelNotFound like `resolve_client_name`."""
         return resolve_client_name(name, self.aliases)
 
     def is_unedited_name_of(self, name: str, loaded: LoadedModel) -> bool:
@@ -177,7 +177,7 @@ class ModelPool:
             raise
 
     async def acquire(self, name: str, ref: ModelRef, context: int | None) -> LoadedModel:
-        """The model with one more user. A load goes on if its clients disconnect, as the model will be needed
+        """The model with one more user. A load continues if its clients disconnect, as the model will be needed
         soon."""
         key = ref.key
         if loaded := self.loaded.get(key):

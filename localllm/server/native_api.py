@@ -59,7 +59,8 @@ def router(models: ModelPool, recent: RecentLatencies, access: AccessPolicy) -> 
 
     @routes.post("/open")
     async def open_model(request: Request) -> JsonObject:
-        """What the client must know of a model before its first request. Loads the model only if `load` is set."""
+        """Properties of a model that a client needs before its first request. Loads the model only if `load` is
+        set."""
         body = validate(OpenBody, await read_json_body(request))
         loaded = find_loaded(models, body)
         name = body.model if body.model is not None else loaded and loaded.name
@@ -84,7 +85,7 @@ def router(models: ModelPool, recent: RecentLatencies, access: AccessPolicy) -> 
 
     @routes.post("/provenance")
     async def provenance(request: Request) -> JsonObject:
-        """The parts of a receipt that only the computing process knows."""
+        """The parts of a receipt that only the computing process has."""
         body = validate(NameBody, await read_json_body(request))
         with await models.lease(body.model) as lease:
             model, setup = await asyncio.to_thread(lease.llm.provenance)

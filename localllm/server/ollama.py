@@ -81,7 +81,7 @@ async def answer(
         if isinstance(parsed, OllamaChat):
             lease.ensure_chat_template()
         times = RequestTimes(arrived_at, time.perf_counter())
-        # Rendering and encoding a long prompt takes time, during which other answers must go on.
+        # Rendering and encoding a long prompt takes time, during which other answers must continue.
         llm, prepared = await asyncio.to_thread(parsed.prepare, lease.llm)
         writer = ChunkWriter(parsed, prepared, lease.token_texts, times)
         with ExitStack() as stack:  # submit now, so that a refusal gets its own status

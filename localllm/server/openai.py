@@ -109,7 +109,7 @@ async def answer(models: ModelPool, request: Request, parse: RequestParser) -> R
         parsed = parse(body, lease.llm.default_params)
         response_id = f"{'chatcmpl' if parsed.is_chat else 'cmpl'}-{secrets.token_hex(12)}"
         header = ResponseHeader(response_id, int(time.time()), lease.name, system_fingerprint(lease.llm))
-        # Rendering and encoding a long prompt takes time, during which other answers must go on.
+        # Rendering and encoding a long prompt takes time, during which other answers must continue.
         prepared = await asyncio.to_thread(parsed.prepare, lease.llm)
         if parsed.stream:
             return StreamResponse(stream_answer(lease, parsed, header, prepared), lease.renew())

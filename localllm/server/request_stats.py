@@ -84,11 +84,11 @@ class RequestStats:
         self.counter.answer_ended(model, reason, prompt_tokens, metrics, output_tokens, self.key)
 
     def summary(self) -> JsonObject:
-        """What a log line shows of the request, for the process that writes it."""
+        """Fields of the request for a log line, for the process that writes the log."""
         return {name: getattr(self, name) for name in SUMMARY_FIELDS}
 
     def add_summary(self, fields: Mapping[str, Any]) -> None:
-        """Take over what another process has recorded of the request."""
+        """Merge the fields that another process has recorded for the request."""
         for name, value in fields.items():
             setattr(self, name, value)
 

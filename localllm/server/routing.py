@@ -35,7 +35,7 @@ class RouteDocs:
     """JSON type or types of a JSON response."""
 
     stream_type: str | None = None
-    """Content type of the response if the body asks for a stream."""
+    """Content type of the response if the body requests a stream."""
 
     query: tuple[str, ...] = ()
     """Names of optional query parameters, all of them strings."""
@@ -100,8 +100,8 @@ class Router:
 
 
 async def read_json_body(request: Request) -> JsonObject:
-    """The body as a JSON object, whatever its content type. Raises UsageError as `parse_json_object`, and
-    BodyTooLarge and BodyTooSlow as `guard.GuardedBody`."""
+    """The body as a JSON object, whatever its content type. Raises UsageError like `parse_json_object`, and
+    BodyTooLarge and BodyTooSlow like `guard.GuardedBody`."""
     return parse_json_object(await request.body())
 
 

@@ -1,4 +1,4 @@
-"""What a server process serves and how, as data: `localllm serve` builds its application from it, and so does
+"""Configuration of a server process, as data: `localllm serve` builds its application from it, and so does
 every replica, in a process of its own."""
 
 import logging

@@ -92,7 +92,7 @@ class SimulationPool:
         return list(dict.fromkeys((*self.aliases, *installed, *CONFIGS)))
 
     def source_of(self, name: str) -> str:
-        """Return the name or path of the model that a client means. Raises ModelNotFound for a path of its own."""
+        """Return the name or path of the model that a client's name refers to. Raises ModelNotFound for a path."""
         if name in self.aliases:
             return self.aliases[name]
         if name.startswith(PATH_PREFIXES) or is_path(name):

@@ -44,7 +44,7 @@ class SlotFiles:
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             raise UsageError(
-                f"--slot-save-path {path} cannot be used: {error.strerror}", "name another folder"
+                f"--slot-save-path {path} cannot be used: {error.strerror}", "use another folder"
             ) from None
 
     def file(self, name: str) -> Path:
@@ -119,7 +119,7 @@ def remember(llm: LLM, number: int | None, state: StateImport) -> int:
 
 
 def check_owner(file: Path) -> None:
-    """Raise BadField for a file that belongs to another API key, or is no saved slot."""
+    """Raise BadField for a file that belongs to another API key, or is not a saved slot."""
     try:
         owner = read_tokens(file).identity.scope if file.stat().st_size else CLIENT.get()
     except FileNotFoundError:

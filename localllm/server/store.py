@@ -251,7 +251,7 @@ def pull_model(repo: RepoName | None, progress: ProgressReporter) -> None:
 
 
 def remove_download(removal: Removal) -> None:
-    """Remove a download, and its weights that `--keep-layout` has kept. Raises as `Removal.execute`."""
+    """Remove a download, and its weights that `--keep-layout` has kept. Raises the errors of `Removal.execute`."""
     paths = (file.path for file in removal.files)
     for layout in kept_files_of(removal.repo, paths, Settings.from_environment().cache):
         layout.remove()
@@ -259,8 +259,8 @@ def remove_download(removal: Removal) -> None:
 
 
 def removal_of(client_name: str) -> Removal | None:
-    """What to remove of a download; None for an alias or edition, which is removed alone. Raises ModelNotFound,
-    and UsageError for a model that cannot be removed."""
+    """The files of a download to remove; None for an alias or edition, which is removed alone. Raises
+    ModelNotFound, and UsageError for a model that cannot be removed."""
     name = strip_latest(client_name)
     if assigned_target(name) is not None:
         return None

@@ -1,5 +1,5 @@
-"""Whether engines for prompts beside those for answers serve more than engines that compute both, on the same
-devices: for `serve --prefill`.
+"""Compares engines that only prefill and others that only decode with engines that do both, on the same devices:
+for `serve --prefill`.
 
 Both are simulated with the default load of `simulate`, and objectives relative to an idle engine on the whole
 device.
@@ -40,7 +40,7 @@ class Comparison:
         return self.apart > self.together
 
     def sentence(self) -> str:
-        """Return the result for people."""
+        """Return the result as text."""
         beside = f"--prefill {self.prefill}" + (f" --decode {self.decode}" if self.decode > 1 else "")
         if self.on_machines:
             together = f"{self.prefill + self.decode} engines on a machine each"

@@ -1,5 +1,5 @@
-"""The highest load that a device serves within latency objectives, by bisection, and how it depends on what was
-assumed; and what a higher load takes: more replicas, or other settings of the same devices."""
+"""The highest load that a device serves within latency objectives, by bisection, and how it depends on
+assumptions; and ways to serve a higher load: more replicas, or other settings of the same devices."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ from localllm.simulate.target import Target
 DEFAULT_ATTAINMENT = 0.95  # share of requests that must meet every objective
 PRECISION = 0.02  # of the load that is found, relative
 MAX_DOUBLINGS = 24
-SHORTER = 0.9  # of a run's duration, at most, when its requests come twice as fast; else they all come at once
+SHORTER = 0.9  # of a run's duration, at most, when its requests come twice as fast; otherwise all come at once
 ASSUMED_CHANGE = 0.2  # by which each assumption is changed
 
 Report = Callable[[str], None]
@@ -111,7 +111,7 @@ def find_capacity(
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """How the capacity changes with one assumption."""
+    """Change of the capacity with one assumption."""
 
     assumption: str
     amount: float
@@ -168,7 +168,7 @@ class Alternative:
 
 @dataclass(frozen=True)
 class Requirement:
-    """What the load takes."""
+    """Ways to serve the load."""
 
     fleet: FleetSetup | None  # the fewest replicas that serve it; None if replicas do not help
     alternatives: tuple[Alternative, ...]  # that were tried, in the order of their loss of quality

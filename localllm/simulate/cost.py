@@ -59,7 +59,7 @@ class Cost(Protocol):
 
 @dataclass(frozen=True)
 class FitError:
-    """How far predictions are from measured steps that were not fitted to."""
+    """Error of predictions for measured steps that were not used in the fit."""
 
     steps: int
     median: float  # relative error of a single step
@@ -174,7 +174,7 @@ def draw_deviations(
 
 
 def entry_delay(waits: Sequence[float]) -> float:
-    """Return the seconds that a request takes to its engine, besides the rest of the step that runs meanwhile.
+    """Return the seconds that a request takes to reach its engine, in addition to the rest of the running step.
 
     Returns 0 for too few waits. waits: from arrivals until the busy engine received them, less half of a step
     """

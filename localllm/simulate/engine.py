@@ -54,7 +54,7 @@ class StepCost(Protocol):
 
 @dataclass
 class IdleDevice:
-    """What the engine needs of a runner, without a model."""
+    """Stands in for a runner: the attributes that the engine reads, without a model."""
 
     asynchronous: bool  # whether the device computes while the host continues
     max_running: int
@@ -210,7 +210,7 @@ class SimulatedEngine(Engine):
         """Make the members ordinary running sequences again, for some steps."""
         group = self.group
         members = sorted(group.members.values(), key=lambda sequence: sequence.request.id)
-        for launched in self.in_flight:  # has brought a token of all but those that joined with it
+        for launched in self.in_flight:  # has yielded a token of all but those that joined with it
             earlier = [s for s in members if s.joined_at < group.launched]
             launched.sampling[:0] = earlier
             launched.sequences[:0] = earlier
@@ -346,7 +346,7 @@ class SimulatedEngine(Engine):
         return []
 
     def accept_drafts(self, sequence: SimulatedSequence, drafts: int) -> int:
-        """Return how many tokens a step brings, of which all but one are accepted drafts."""
+        """Return how many tokens a step yields, of which all but one are accepted drafts."""
         assert self.simulated_drafter
         sequence.clear_drafts()
         if not drafts:

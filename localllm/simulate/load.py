@@ -185,7 +185,7 @@ class LoadPlan:
 
     def __post_init__(self) -> None:
         if sum((self.rate is not None, self.users is not None, bool(self.trace))) != 1:
-            raise UsageError("the load is not clear", "give one of --rate, --users and --trace")
+            raise UsageError("the load is ambiguous", "give one of --rate, --users and --trace")
         checks = (
             ("--rate", self.rate, 0.0, math.inf),
             ("--burstiness", self.burstiness, 0.0, 1e6),
@@ -214,7 +214,8 @@ class LoadPlan:
 
     @property
     def amount(self) -> float:
-        """What is scaled to find the capacity: requests per second, users, or the speed of a trace."""
+        """The quantity that is scaled to find the capacity: requests per second, users, or the speed of a
+        trace."""
         return self.rate or self.users or self.speed
 
     def scaled_to(self, amount: float) -> "LoadPlan":

@@ -56,8 +56,8 @@ class CountingBlockPool(BlockPool):
 class SimulatedScheduler(Scheduler):
     """The product's scheduler with some of its policies exchanged, whose decoding sequences may be in a group.
 
-    The group brings one token of each member before all other sequences, as the product schedules them as long as
-    budget and blocks suffice.
+    The group computes one token of each member before all other sequences, as the product schedules them as long
+    as budget and blocks suffice.
     """
 
     admits_by_reservation = True
@@ -149,7 +149,7 @@ class SimulatedScheduler(Scheduler):
 
 
 class Batcher(Protocol):
-    """What a batching scheduler tells its engine."""
+    """Interface of a batching scheduler to its engine."""
 
     padding_sequences: int
 

@@ -23,7 +23,7 @@ Rows = list[tuple[str, str]]
 
 @dataclass(frozen=True)
 class Report:
-    """What a simulation was asked, and what it found."""
+    """The setup of a simulation, and its results."""
 
     target: Target
     load: LoadPlan
@@ -46,7 +46,7 @@ class Report:
 
     @property
     def cost_per_million_tokens(self) -> float | None:
-        """Of output, in the price's currency."""
+        """Cost of a million output tokens, in the price's currency; None without a price."""
         if self.price is None:
             return None
         device_s = self.simulated.device_s * self.target.devices
@@ -54,7 +54,7 @@ class Report:
 
     @property
     def joules_per_token(self) -> float | None:
-        """Of output, at the most that the device draws, while steps run."""
+        """Energy per output token, at the maximum power of the device while steps run; None if it is unknown."""
         watts = self.target.watts
         if watts is None:
             return None

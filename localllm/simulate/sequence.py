@@ -72,7 +72,7 @@ class SimulatedSequence(Sequence):
         limited: bool = True,
         prefix_names: PrefixNames = NO_NAMES,
     ):
-        """number: order of arrival; prompt: spans, as in `TokenSpans`; max_len: most tokens of prompt and
+        """number: order of arrival; prompt: spans, as in `TokenSpans`; max_len: maximum tokens of prompt and
         answer, as the request limits them; limited: whether it does"""
         tokens = TokenSpans([*prompt, (answer_id, 1)])
         tokens.length -= 1  # the span of the answer is empty at first
@@ -95,9 +95,9 @@ class SimulatedSequence(Sequence):
 class DecodeGroup:
     """Sequences that decode, advanced together: each step costs the same however many they are.
 
-    All members bring one token in every step. What changes for each of them follows from the number of steps since
-    it joined, and is computed when it leaves. Only what other sequences depend on happens in its step: blocks are
-    allocated when a member needs one, and members whose answers are complete leave.
+    All members compute one token in every step. What changes for each of them follows from the number of steps
+    since it joined, and is computed when it leaves. Only what other sequences depend on happens in its step:
+    blocks are allocated when a member needs one, and members whose answers are complete leave.
     """
 
     def __init__(self, pool: BlockPool):
@@ -133,7 +133,7 @@ class DecodeGroup:
         else:
             self.missing_blocks += reserved_blocks - len(table)
         self.needs_block.setdefault(step + len(table) * size - length + 1, []).append(sequence)
-        # Tokens of earlier steps that have not been read are `unread_count`, and this step brings another one.
+        # Tokens of earlier steps that have not been read are `unread_count`, and this step computes another one.
         last_step = step + sequence.answer_len - (sequence.produced + sequence.unread_count + 1)
         if last_step > step:  # otherwise it is among the sequences that the step samples one by one
             heappush(self.last_steps, (last_step, number))

@@ -1,4 +1,4 @@
-"""How many users a device serves within latency objectives, and with which settings: for `plan --users --slo`."""
+"""Number of users that a device serves within latency objectives, by its settings: for `plan --users --slo`."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -24,7 +24,7 @@ MakeLoad = Callable[[Target], LoadPlan]
 
 @dataclass(frozen=True)
 class ServingOption:
-    """What one setting serves."""
+    """A setting of `serve`, and the load that it serves."""
 
     flags: str  # of `serve`; empty: none
     quant: str | None

@@ -36,9 +36,9 @@ class EngineSetup:
 
     blocks: int
     block_size: int
-    token_budget: int  # most tokens of a step
+    token_budget: int  # maximum tokens per step
     max_running: int
-    context: int  # most tokens of a sequence
+    context: int  # maximum tokens per sequence
     asynchronous: bool  # steps are launched ahead, as on a GPU
     entry_s: float = 0.0  # from the arrival of a request until the engine may schedule it
     state_slots: int = 0  # of recurrent layers
@@ -57,7 +57,7 @@ class EngineSetup:
 
     @property
     def capacity(self) -> int:
-        """Most tokens of a request, which the cache must hold as a whole."""
+        """Maximum number of tokens of a request: the cache must hold all of them."""
         return min(self.context, self.blocks * self.block_size)
 
     @property
@@ -164,7 +164,7 @@ class Simulated:
     most_running: int
     most_waiting: int
     refused: int  # requests that are longer than the context, or than the whole cache
-    bytes_read: float | None  # by all steps; None if the cost does not know
+    bytes_read: float | None  # by all steps; None if the cost model does not count them
     operations: float | None
     wall_s: float  # that the simulation took
     replicas: tuple[ReplicaUse, ...] = ()
@@ -210,10 +210,10 @@ class Simulated:
 
 
 class Observer(Protocol):
-    """What sees a run while it goes on. Any method may raise to end it."""
+    """Observes a run while it is in progress. Any method may raise to end the run."""
 
     def started(self, fleet: Fleet, records: Records) -> None:
-        """A run begins: again, if the one before was on a wrong assumption."""
+        """A run begins, possibly again, if the previous one made a wrong assumption."""
 
     def finished(self, sequence: SimulatedSequence, prefilled: SimulatedSequence | None) -> None:
         """A request is answered. prefilled: as in `Records.add`"""
@@ -300,7 +300,7 @@ def simulate(
     fleet = setup.fleet
     has_tiers = setup.tiers != NO_TIERS and setup.prefix_caching  # whose moves take time in any case
     if not fleet.prefill and not has_tiers and not (load_plan.shares_prefixes and setup.prefix_caching):
-        # Blocks need not be told apart, unless a preempted request finds its own in the prefix cache again.
+        # Blocks need not be distinguished, unless a preempted request finds its own in the prefix cache again.
         steps: list[tuple[list[tuple[int, int]], float]] = []
         record = None if on_step is None else lambda work, ends_at: steps.append((work, ends_at))
         try:
@@ -334,10 +334,10 @@ def simulate(
 
 
 class Recorder:
-    """What is recorded of a run while it goes on."""
+    """Records a run while it is in progress."""
 
     def __init__(self, *, ends_at_preemption: bool, observer: Observer | None):
-        """ends_at_preemption: because blocks were not told apart"""
+        """ends_at_preemption: because blocks were not distinguished"""
         self.ends_at_preemption = ends_at_preemption
         self.observer = observer
         self.records = Records()

@@ -47,7 +47,7 @@ class Target:
     watts: float | None = None
     devices: int = 1  # of each replica
     device_model: str = ""  # name of a single device in the catalogue
-    link: Link | None = None  # between replicas; None where it is not known
+    link: Link | None = None  # between replicas; None if it is not known
 
     @property
     def token_bytes(self) -> float:

@@ -70,7 +70,7 @@ def read_records(file: Path, records: Iterator[Fields]) -> tuple[str, list[Turn]
             turn = reader(record, FIRST_OWN_ID + 2 * number)
         except (ValueError, TypeError, KeyError) as error:
             raise UsageError(
-                f"request {number} of {file} is not as its format says ({error})", "correct it"
+                f"request {number} of {file} does not match its format ({error})", "correct it"
             ) from None
         if turn:
             turns.append(turn)

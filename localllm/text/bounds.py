@@ -195,7 +195,7 @@ def _list(value: Any) -> list[Any]:
 
 def _refuse(source: str, why: str) -> None:
     raise UnsupportedModel(
-        f"{source} is no tokenizer that is safe to run: {why}", "fetch the model from its publisher"
+        f"the tokenizer {source} is not safe to run: {why}", "fetch the model from its publisher"
     )
 
 

@@ -62,14 +62,14 @@ def read_chat_templates(path: Path) -> dict[str, str]:
     try:
         templates_by_name = {template["name"]: template["template"] for template in entry}
     except (TypeError, KeyError) as error:
-        raise DamagedModel(f"the chat_template of {path} has no known form", "fetch the model again") from error
+        raise DamagedModel(f"the chat_template of {path} has an unknown form", "fetch the model again") from error
     if not all(isinstance(text, str) for text in (*templates_by_name, *templates_by_name.values())):
-        raise DamagedModel(f"the chat_template of {path} has no known form", "fetch the model again")
+        raise DamagedModel(f"the chat_template of {path} has an unknown form", "fetch the model again")
     return templates_by_name
 
 
 def find_end_tokens(tokens: Collection[str], known: Iterable[str] = END_TOKENS) -> set[str]:
-    """Return the tokens that end an answer in any model; llama.cpp uses the same list."""
+    """Return those of `tokens` that end an answer in any model. known: candidates, by default llama.cpp's list"""
     end_tokens = {token for token in known if token in tokens}
     return end_tokens - {MESSAGE_END} if any(pair <= end_tokens for pair in CALL_END_TOKENS) else end_tokens
 

@@ -152,7 +152,7 @@ class ChatTemplate:
         has opened are closed before it. Raises UsageError for a model whose answers are messages in channels."""
         output = OutputFormat.detect(self._templates, self._added_tokens)
         if output.channels:
-            raise UsageError("the answers of this model cannot go on from a text", "end with a user's message")
+            raise UsageError("this model cannot continue a given answer", "end with a user's message")
         begun: tuple[ChatPiece, ...] = ()
         if output.reasoning and chat.text.rstrip().endswith(output.reasoning.begin):
             begun = (ChatPiece(f"{output.reasoning.end}\n\n"),)

@@ -129,7 +129,7 @@ class Tokenizer:
 
     @classmethod
     def from_checkpoint(cls, path: Path, metadata: Mapping[str, Any] | None) -> Self:
-        """Read a folder, or a GGUF file with its metadata. Raises as `from_folder` and `from_gguf`."""
+        """Read a folder, or a GGUF file with its metadata. Raises the errors of `from_folder` and `from_gguf`."""
         return cls.from_folder(path) if metadata is None else cls.from_gguf(metadata, path)
 
     @classmethod

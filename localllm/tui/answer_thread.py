@@ -20,7 +20,7 @@ TimedEvent = tuple[float, GenerationEvent]  # with its time of receipt, in secon
 
 @dataclass(frozen=True)
 class AnswerEnd:
-    """How an answer ended. stopped: by the user; error: what aborted it."""
+    """The end of an answer. stopped: by the user; error: what aborted it."""
 
     stopped: bool
     error: Exception | None = None

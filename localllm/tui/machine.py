@@ -1,4 +1,4 @@
-"""What the app needs of this machine: listing and opening models, as `cli.machine.LocalMachine` does."""
+"""Interface of the app to this machine: listing and opening models. Implemented by `cli.machine.LocalMachine`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Machine(Protocol):
 
 @dataclass(frozen=True)
 class ModelOffer:
-    """A model that could be run, as a list shows it; None for what is unknown."""
+    """A model that could be run, for a list; None for unknown values."""
 
     name: str
     about: str  # one line: what it is good for, or why it cannot run

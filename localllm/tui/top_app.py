@@ -43,7 +43,7 @@ class TopApp(App[int]):
     FASTEST_S, SLOWEST_S = 0.25, 16.0
 
     def __init__(self, fetch_snapshot: FetchSnapshot, url: str, interval_s: float = 1.0):
-        """fetch_snapshot: asks the server, called on a thread; interval_s: between two snapshots"""
+        """fetch_snapshot: queries the server, called on a thread; interval_s: between two snapshots"""
         super().__init__(ansi_color=use_ansi_colors())
         self.fetch_snapshot = fetch_snapshot
         self.url = url

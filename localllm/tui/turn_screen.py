@@ -237,7 +237,7 @@ def code_file_path(text: str) -> Path:
         if not path.parent.is_dir():
             raise UsageError(f"there is no folder {path.parent}", "create it first")
     except OSError as error:
-        raise UsageError(f"{path} cannot be accessed: {error.strerror}", "name another file") from error
+        raise UsageError(f"{path} cannot be accessed: {error.strerror}", "use another file") from error
     return path
 
 

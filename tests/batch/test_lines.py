@@ -84,5 +84,5 @@ def test_seeds_follow_from_the_id_and_the_batch_alone() -> None:
 
 def test_a_stream_is_refused() -> None:
     body = {"messages": [{"role": "user", "content": "x"}], "stream": True}
-    with pytest.raises(UsageError, match="a batch is not streamed"):
+    with pytest.raises(UsageError, match="a batch cannot be streamed"):
         read(GOOD | {"body": body}).parse_request("demo", SamplingParams())

@@ -75,7 +75,7 @@ def test_a_wrong_shape_is_reported_with_both(folder: Path) -> None:
 def test_a_weight_that_is_not_a_number_is_detected(folder: Path, value: float) -> None:
     edit_tensors(folder, lambda t: t[NORM].__setitem__(3, value))
     error = error_of(folder)
-    assert f"{NORM!r} is NaN or infinite at 1 of 48 places" in error.message
+    assert f"{NORM!r} is NaN or infinite in 1 of 48 elements" in error.message
     assert error.exit_code == 7
 
 
@@ -274,7 +274,7 @@ def test_integers_are_no_weights_without_a_scale(folder: Path, name: str) -> Non
 def test_a_weight_too_large_for_the_dtype_it_runs_in(folder: Path) -> None:
     edit_tensors(folder, lambda t: t[QUERY].fill_(1e6))
     make_engine(folder)
-    with pytest.raises(DamagedModel, match=r"infinite at 2880 of 2880 places in float16.*--dtype float32"):
+    with pytest.raises(DamagedModel, match=r"infinite in 2880 of 2880 elements in float16.*--dtype float32"):
         make_engine(folder, torch.float16)
 
 

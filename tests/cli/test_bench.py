@@ -97,11 +97,11 @@ def test_two_models_are_compared(bench, tmp_path):
         (("demo", "--json", "--csv"), "--json, --csv and --markdown cannot be combined; leave out all but one"),
         (("demo", "--plot", "a.gif"), "a.gif is neither a PNG nor an SVG file; use a name that ends in .png"),
         (("demo", "--repeat", 0), "--repeat is 0; give a whole number from 1"),
-        (("demo", "--prompt", "1,x"), "--prompt holds 'x'; give whole numbers from 1, as in 128,512"),
+        (("demo", "--prompt", "1,x"), "--prompt contains 'x'; give whole numbers from 1, as in 128,512"),
         (("demo", "--quant", "int3"), "--quant contains 'int3'; give none, int8 or int4"),
         (("demo", "--batch", 129), "demo can run none of the scenarios: the engine runs at most 128 streams"),
         (("demo", "--prompt", 9999), "10023 tokens per stream, but the model supports 1024"),
-        (("a", "b", "--against", "http://x"), "2 models are named; name at most one, as the servers call it"),
+        (("a", "b", "--against", "http://x"), "2 models are named; name at most one, by the servers' name for it"),
         (
             ("--against", "http://x", "--text", "/dev/null"),
             "--text /dev/null contains no words; give another text",

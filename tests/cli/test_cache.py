@@ -65,7 +65,7 @@ def test_a_prompt_is_computed_once_until_the_cache_is_cleared(real: Run, tmp_pat
 
 def test_wrong_arguments_are_named(real: Run, tmp_path: Path) -> None:
     code, _, err = real("cache", "drop")
-    assert (code, err) == (2, "error: there is no action 'drop'; name one of list, clear, verify\n")
+    assert (code, err) == (2, "error: there is no action 'drop'; use one of list, clear, verify\n")
     assert "there is no folder" in real("cache", "list", "--cache-dir", str(tmp_path / "none"))[2]
     code, _, err = real("run", "demo", "--cache-size", "much", "Hi")
     assert (code, err) == (2, "error: 'much' is not a size; write for example 50GB or 512MiB\n")

@@ -78,7 +78,10 @@ def test_a_head_prints_the_command_with_which_a_machine_joins_and_leaves(ray, re
     token = tmp_path / "token"
     code, out, err = real("cluster", "start", "--host", "10.0.0.1", "--token-file", str(token))
     assert (code, out) == (0, f"localllm cluster join {HEAD} --token-file FILE\n")
-    assert "who reaches this machine and has the token can run programs here" in err and f"copy {token}" in err
+    assert (
+        "anyone with access to this machine and the token can run programs as you" in err
+        and f"copy {token}" in err
+    )
     assert real("cluster", "stop")[0] == 0
     code, out, err = real(*out.replace("FILE", str(token)).split()[1:])
     assert (code, out, err) == (0, "", f"this machine is in the cluster of {HEAD}\n")
@@ -110,7 +113,9 @@ def test_the_ray_of_something_else_is_listed_drained_and_not_ended(ray, real, mo
         code, _, err = real("cluster", "drain", name)
         assert code == 2 and reason in err and len(ray) == 1
     code, _, err = real("cluster", "stop")
-    assert code == 2 and f"localllm has not started the Ray at {HEAD}; end it with what has" in err
+    assert (
+        code == 2 and f"Ray at {HEAD} was not started by localllm; stop it with the program that started it" in err
+    )
 
 
 @pytest.mark.parametrize(

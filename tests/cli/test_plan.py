@@ -232,12 +232,12 @@ def test_the_expected_speed_on_this_machine_is_below_the_ceiling(tmp_path, capsy
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--gpu", "h100x"], "no device is catalogued as 'h100x'"),
+        (["--gpu", "h100x"], "the catalogue has no device 'h100x'"),
         (["--gpu", "h100", "--device", "cpu"], "leave one of them out"),
         (["--gpu", "h100", "--context", "999999999"], "give a whole number up to 131072"),
         (["--gpu", "h100", "--users", "0"], "0 is not a number of users"),
         (["--gpu", "h100", "--prompt", "0"], "a prompt of 0 tokens is not possible"),
-        (["--gpu", "h100", "--quant", "int3"], "name one of int8, int4, q8_0, q4_k_m"),
+        (["--gpu", "h100", "--quant", "int3"], "use one of int8, int4, q8_0, q4_k_m"),
         (["--gpu", "h100:0"], "'0' is not a number of devices"),
         (["--gpu", "h100", "--machines", "0"], "--machines is 0"),
         (["--gpu", "h100", "--machines", "2", "--network", "fast"], "--network is 'fast'"),

@@ -159,7 +159,7 @@ def test_an_unknown_quantization_is_reported_before_a_model_is_pulled(
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
     assert main(["run", "org/nothing", "Once", "--quant", "q4_k_m"]) == 2
-    assert "there is no quantization 'q4_k_m'; name one of int8, int4" in capsys.readouterr().err
+    assert "there is no quantization 'q4_k_m'; use one of int8, int4" in capsys.readouterr().err
     with pytest.raises(UsageError, match="there is no quantization 'q4_k_m'"):
         localllm.load("org/nothing", quant="q4_k_m")
 
@@ -284,4 +284,4 @@ def test_a_quantized_copy_is_saved_listed_shown_and_removed(
     assert "has not been quantized to int4" in capsys.readouterr().err
     for command in (["run", source, "Once"], ["show", source], ["rm", source]):
         assert main([*command, "--quant", "int3"]) == 2
-        assert "there is no quantization 'int3'; name one of int8, int4\n" in capsys.readouterr().err
+        assert "there is no quantization 'int3'; use one of int8, int4\n" in capsys.readouterr().err

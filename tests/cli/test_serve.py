@@ -38,7 +38,10 @@ def test_the_link_to_workers_decides_whether_they_pay(real, monkeypatch, tmp_pat
         (("demo", "--prefill", "0"), "--prefill is 0"),
         (("demo", "--prefill", "1", "--decode", "0"), "--decode is 0"),
         (("demo", "--prefill", "1", "--replicas", "2"), "give --decode instead"),
-        (("demo", "--prefill", "1", "--decode", "2", "--cluster"), "processes for prompts are on one machine"),
+        (
+            ("demo", "--prefill", "1", "--decode", "2", "--cluster"),
+            "processes that compute prompts cannot be on a cluster",
+        ),
         (
             ("demo", "--prefill", "1", "--decode", "3"),
             "one engine would serve 2.00 requests/s within ttft=1.00 s, and with --prefill 1 --decode 3 1.50",
@@ -47,7 +50,7 @@ def test_the_link_to_workers_decides_whether_they_pay(real, monkeypatch, tmp_pat
             ("without-ray", "--prefill", "1", "--decode", "2", "--force"),
             "replicas need Ray, which is not installed",
         ),
-        (("--prefill", "1"), "--prefill is for the models that are named"),
+        (("--prefill", "1"), "--prefill applies only to models that are named"),
         (("demo", "--link", "1GB/s"), "--link needs --prefill"),
         (("demo", "--prefill", "1", "--link", "1GB/s"), "--link is for workers that compute prompts"),
         (("demo", "--prefill", "h:1", "--link", "fast"), "--link is 'fast'"),

@@ -450,7 +450,7 @@ def test_a_cluster_has_one_server_with_replicas(cluster: Any) -> None:
     cluster.fronts.append(FrontEntry("http://b", ["demo"]))
     service.leave_cluster(cluster, cluster.serve, notices.append)
     assert cluster.serve.delete.call_count == 1  # with the last front
-    assert notices == ["the replicas go on, as they are served at http://b too"]
+    assert notices == ["the replicas continue, as they are served at http://b too"]
 
 
 @pytest.mark.parametrize(

@@ -405,7 +405,7 @@ def test_two_fronts_of_a_cluster_know_the_same_and_outlive_each_other(tmp_path: 
                 first.process.kill()
                 with second.client() as client:
                     assert all(complete(client, f"{number}")["choices"] for number in range(10))
-            assert "replicas go on" not in second.log.read_text()
+            assert "replicas continue" not in second.log.read_text()
         fronts = json.loads(localllm(tmp_path, "cluster", "status", "--json"))["fronts"]
         assert not fronts
     finally:

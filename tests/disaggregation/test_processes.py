@@ -272,8 +272,8 @@ def wait_for(condition: Callable[[], Any]) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tensor_parallel": 2}, "does not hand over prompts"),
-        ({"cache_dir": "cache"}, "not stored on the disk"),
+        ({"tensor_parallel": 2}, "a model that is divided among processes"),
+        ({"cache_dir": "cache"}, "cannot be stored on disk"),
         ({"prefill": 17}, "at most 16"),
         ({"prefill": -1}, "prefill is -1"),
         ({"prefill": [Path("/none/1")]}, "no process for prompts listens at /none/1"),

@@ -234,9 +234,9 @@ def test_a_worker_is_asked_at_growing_intervals(
     assert [call.args[0] for call in closed.wait.call_args_list] == [1, 2, 4, 8, 16, 32, 60, 60, 60]
     messages = [record.getMessage() for record in caplog.records]
     assert messages == [
-        "the worker at 10.0.0.2:1 has ended; its prompts are computed elsewhere, and it is asked again in 1 s",
-        "it is off; start it; it is asked again",
-        "in use; wait; it is asked again",
+        "the worker at 10.0.0.2:1 has ended; its prompts are computed elsewhere, next attempt in 1 s",
+        "it is off; start it; the attempt is repeated",
+        "in use; wait; the attempt is repeated",
         "the worker at 10.0.0.2:1 computes prompts again",
     ]
     monkeypatch.setattr(WorkerAddress, "connect", Mock(return_value=process))

@@ -278,7 +278,7 @@ def use_a_link(folder: Path) -> None:
     ("options", "message"),
     [
         ({"workers": ["127.0.0.1:1"]}, "cannot be combined with --prefill"),
-        ({"tensor_parallel": 2}, "does not hand over prompts"),
+        ({"tensor_parallel": 2}, "a model that is divided among processes"),
         ({"prefill": ["127.0.0.1:1", "127.0.0.1:1"]}, "a worker is named twice"),
         ({"prefill": ["127.0.0.1:1", Path("/none/1")]}, "leave one kind out"),
         ({"prefill": ["host:a"]}, "not the address of a worker"),

@@ -43,7 +43,7 @@ def test_the_figures_that_everyone_quotes() -> None:
 def test_a_misspelt_name_lists_close_matches(name: str, near: str) -> None:
     with pytest.raises(UsageError) as error:
         find_device(name)
-    assert error.value.message == f"no device is catalogued as {name!r}"
+    assert error.value.message == f"the catalogue has no device {name!r}"
     assert near in (error.value.remedy or "")
 
 

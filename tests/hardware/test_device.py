@@ -282,5 +282,5 @@ def test_requested_activation_bits_are_kept(name: str, requested: str, dtype: st
 
 
 def test_activations_of_other_bits_are_refused() -> None:
-    with pytest.raises(UsageError, match="no activations of '12' bits; name auto, 24, 16, 8"):
+    with pytest.raises(UsageError, match="activations of '12' bits are not supported; use auto, 24, 16, 8"):
         activation_bits_for("12", "auto", "float32")

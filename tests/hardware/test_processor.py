@@ -58,7 +58,7 @@ def test_a_level_that_the_processor_lacks_is_refused(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: OLD)
     monkeypatch.setenv("LOCALLLM_CPU", "avx512")
     with pytest.raises(
-        UsageError, match="LOCALLLM_CPU is 'avx512', but this processor does not support it; name a lower"
+        UsageError, match="LOCALLLM_CPU is 'avx512', but this processor does not support it; use a lower"
     ):
         processor.features()
     monkeypatch.setenv("LOCALLLM_CPU", "avx2")

@@ -83,7 +83,7 @@ def test_a_download_of_a_gguf_repository_is_found(tmp_path, monkeypatch):
     assert list(cached_models()) == [("someone/tiny-GGUF", snapshot / "tiny-Q4_0.gguf")]
     (snapshot / "tiny-Q8_0.gguf").write_bytes(b"GGUF")
     assert [name for name, _ in cached_models()] == ["someone/tiny-GGUF:Q4_0", "someone/tiny-GGUF:Q8_0"]
-    with pytest.raises(ModelNotFound, match="several models; name one of them: :Q4_0, :Q8_0"):
+    with pytest.raises(ModelNotFound, match="several models; use one of them: :Q4_0, :Q8_0"):
         resolve_model("someone/tiny-GGUF")
     assert resolve_model("someone/tiny-GGUF:q8_0").path == snapshot / "tiny-Q8_0.gguf"
     with pytest.raises(

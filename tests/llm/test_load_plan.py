@@ -32,5 +32,5 @@ def test_a_few_tokens_more_are_the_same_vocabulary(tmp_path: Path) -> None:
 
 def test_the_first_differing_token_is_reported() -> None:
     stories, tiny = (Tokenizer.from_folder(shared(name)) for name in ("stories260K", "TinyStories-656K-hf"))
-    with pytest.raises(UsageError, match=r"small has another vocabulary than large: \d+ of 2048 .* first 1,"):
+    with pytest.raises(UsageError, match=r"the vocabularies of small and large differ: \d+ of 2048 .* first 1,"):
         check_same_vocabulary(stories, tiny, ("large", "small"))

@@ -275,7 +275,7 @@ def test_a_weight_that_is_not_a_number_is_detected(tmp_path: Path, kind: Kind, n
     content = bytearray(file.read_bytes())
     content[tensor.offset : tensor.offset + 4] = b"\xff\xff\xff\xff"
     file.write_bytes(content)
-    with pytest.raises(DamagedModel, match=f"'{tensor.name}' is NaN or infinite at "):
+    with pytest.raises(DamagedModel, match=f"'{tensor.name}' is NaN or infinite in "):
         make_engine(file)
 
 

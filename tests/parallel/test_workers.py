@@ -512,7 +512,7 @@ def test_the_command_answers_as_with_one_process(process: tuple[str, Path, Any])
     ("options", "message"),
     [
         ({"prefill": 1}, "cannot be combined with --prefill yet"),
-        ({"pipeline_parallel": 3}, "make 2 stages, and --pipeline-parallel asks for 3"),
+        ({"pipeline_parallel": 3}, "make 2 stages, and --pipeline-parallel requires 3"),
         ({"keep_layout": True}, "layout of divided weights"),
         ({"workers": ()}, "--token-file is for workers"),
     ],

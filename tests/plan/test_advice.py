@@ -239,7 +239,7 @@ def test_a_refusal_names_what_fits(
         check_fit(header, free, options, name="model")
     remedy = refused.value.remedy or ""
     if flag is None:
-        assert remedy == "name a smaller model, or a device with more free memory"
+        assert remedy == "use a smaller model, or a device with more free memory"
         return
     changed = with_flags(options, remedy)
     assert flag in remedy and changed != options
@@ -254,7 +254,7 @@ def test_a_refusal_names_machines(model: dict[str, Any], gigabytes: int, machine
     header, config = header_of(model), parse_config(header_of(model).config)
     with pytest.raises(DoesNotFit) as refused:
         check_fit(header, FreeMemory("cpu", gigabytes * GB), LoadOptions(4096), name="model")
-    expected = f"name a smaller model, or use {machines} machines with as much free memory and --workers"
+    expected = f"use a smaller model, or use {machines} machines with as much free memory and --workers"
     assert refused.value.remedy == expected
     for count in (machines - 1, machines):
         free = FreeMemory("cpu", gigabytes * GB, stage_bytes=(gigabytes * GB,) * count)

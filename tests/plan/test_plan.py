@@ -90,7 +90,7 @@ def test_models_without_4_bit_keys_and_values_are_refused(tmp_path: Path, kv_dty
 @pytest.mark.parametrize(
     ("kv_dtype", "message"),
     [
-        ("int2", "no dtype 'int2' for keys and values; name auto, bfloat16, int8, fp8, k8v4 or int4"),
+        ("int2", "no dtype 'int2' for keys and values; use auto, bfloat16, int8, fp8, k8v4 or int4"),
         ("float32", "cannot be in float32, as the model computes in bfloat16"),
     ],
 )
@@ -211,7 +211,7 @@ def test_a_model_that_does_not_fit_is_refused_with_what_would() -> None:
     with pytest.raises(DoesNotFit, match=r"--quant int4 takes 38\.5 GB and fits"):
         check_fit(header, H100, LoadOptions(32_768), name="llama")
     assert not check_fit(header, H100, LoadOptions(4096), name="llama", force=True).fits
-    with pytest.raises(DoesNotFit, match="name a smaller model"):
+    with pytest.raises(DoesNotFit, match="use a smaller model"):
         check_fit(header, find_device("4090"), LoadOptions(4096), name="llama")
     assert check_fit(header, find_device("b200"), LoadOptions(4096), name="llama").fits
 

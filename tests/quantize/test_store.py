@@ -118,5 +118,5 @@ def test_load_runs_it_and_refuses_quantized_sources(tmp_path: Path) -> None:
     for quantized in ("demo", small.path, shared("stories260K-f32.gguf")):
         with pytest.raises(UsageError, match="leave out --quant"):
             localllm.load(quantized, quant="int8", settings=settings)
-    with pytest.raises(UsageError, match=r"there is no quantization 'int3'; name one of int8, int4$"):
+    with pytest.raises(UsageError, match=r"there is no quantization 'int3'; use one of int8, int4$"):
         localllm.load(source, quant="int3", settings=settings)

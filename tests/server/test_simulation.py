@@ -68,7 +68,7 @@ def test_a_model_of_this_machine(demo_url: str) -> None:
         ({"model": "~/demo"}, 404, "is a path"),
         ({"model": "--help"}, 400, "is not a name of a model"),
         ({"model": "nonexistent"}, 404, "no model is called nonexistent"),
-        ({"model": "demo", "options": {}}, 400, "the load is not clear"),
+        ({"model": "demo", "options": {}}, 400, "the load is ambiguous"),
         ({"model": "demo", "options": {"--plot": "/tmp/x.png"}}, 400, "--plot is not an option"),
         ({"model": "demo", "options": {"--rate": [1]}}, 400, "options"),
         ({"model": "demo", "options": {"--slo": "x" * 300}}, 400, "an option is too long"),
@@ -199,7 +199,7 @@ def test_busy_and_usage_errors_keep_their_class(run_in_pool: Run, monkeypatch: A
     monkeypatch.setattr(simulation, "SLOT_TIMEOUT_S", 0.05)
 
     async def work(pool: SimulationPool) -> None:
-        with pytest.raises(UsageError, match="the load is not clear"):
+        with pytest.raises(UsageError, match="the load is ambiguous"):
             await anext(pool.lines({"run": {"model": "demo", "source": "demo", "options": {}}}))
         async with pool.process():
             await pool.slots.acquire()  # as if another simulation ran

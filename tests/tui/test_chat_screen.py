@@ -506,7 +506,7 @@ class OfferingMachine(ScriptedMachine):
         return self.model
 
 
-MISSING = UsageError("it is not there", "name another")
+MISSING = UsageError("it is not there", "use another")
 
 
 async def leave_error(pilot, until):

@@ -11,7 +11,7 @@ from localllm.tui.turn_screen import code_file_name, code_file_path
     [
         ("", "is a folder; name a file"),
         ("none/x.py", "there is no folder"),
-        pytest.param("x" * 300, "File name too long; name another file", id="long"),
+        pytest.param("x" * 300, "File name too long; use another file", id="long"),
         ("~nobody-here/x.py", "use a full path"),
     ],
 )

@@ -158,7 +158,7 @@ def _tool_use(request: CountTokensBody) -> tuple[list[dict[str, Any]] | None, To
 
 
 def _tools(tools: Any) -> list[dict[str, Any]]:
-    """Functions in OpenAI's format, which templates know."""
+    """Functions in OpenAI's format, which templates expect."""
     if tools is not None and not isinstance(tools, list):
         raise BadField("tools", "tools is not a list", "send a list of tools")
     check_count(MAX_TOOLS, "tools", tools or ())

@@ -78,7 +78,7 @@ class CopyBody(StrictModel):
 
 
 class CreateBody(NameBody):
-    """`from`, a keyword of Python, is renamed to `source` by `parse_create_request`."""
+    """A body of `/api/create`; `parse_create_request` renames `from`, a keyword of Python, to `source`."""
 
     source: str | None = None
     files: dict[str, str] | None = None
@@ -131,8 +131,8 @@ def parse_keep_alive(keep_alive: Any) -> float | None:
 
 
 def parse_create_request(body: Mapping[str, Any], aliases: Mapping[str, str]) -> tuple[CreateRequest, bool]:
-    """What a body of `/api/create` creates, and whether progress is streamed. aliases: the server's own names with
-    their targets. Raises UsageError."""
+    """Parse a body of `/api/create`. Return the request, and whether progress is streamed. aliases: the server's
+    own names with their targets. Raises UsageError."""
     unsupported = (*UNSUPPORTED_CREATE_FIELDS, *LEGACY_CREATE_FIELDS)
     for name in unsupported:
         if body.get(name) not in (None, "", {}, []):

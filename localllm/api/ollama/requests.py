@@ -220,7 +220,7 @@ class OllamaGenerate(OllamaRequest):
         return not self.prompt and not self.suffix
 
     def prepare(self, llm: OllamaModel) -> tuple[Any, Request]:
-        """As `OllamaChat.prepare`."""
+        """See `OllamaChat.prepare`."""
         if not self.template:
             return self._prepared(llm)
         try:
@@ -277,7 +277,7 @@ def parse_generate_request(body: Mapping[str, Any]) -> OllamaGenerate:
     if request.raw and (request.template or request.system or request.context):
         raise BadField("raw", "raw mode does not support template, system, or context")
     if request.suffix and (request.template or request.system):
-        raise BadField("suffix", "suffix does not support template and system", "leave them out")
+        raise BadField("suffix", "suffix cannot be combined with template or system", "leave them out")
     return OllamaGenerate(
         **_common(request),
         prompt=request.prompt or "",

@@ -106,7 +106,7 @@ class ResponseFormat(StrictModel):
 
 
 class StructuredOutputs(StrictModel):
-    """As in vLLM: at most one of the fields."""
+    """Grammars as in vLLM: at most one of the fields is set."""
 
     json_: dict[str, Any] | str | None = Field(None, alias="json")
     regex: str | None = None
@@ -161,7 +161,7 @@ class SamplingBody(StrictModel):
 
 
 class ReasoningOptions(StrictModel):
-    """As in OpenRouter's API."""
+    """Reasoning options as in OpenRouter's API."""
 
     effort: str | None = None
     enabled: bool | None = None

@@ -73,7 +73,7 @@ OPTIONAL_FIELDS = ("name", "tool_calls", "reasoning_content", "reasoning", "tool
 
 
 def parse_messages(messages: Any) -> list[dict[str, Any]]:
-    """Messages with a single text each, roles that templates know, and without nulls.
+    """Messages with a single text each, roles that templates support, and without nulls.
 
     Raises BadField for content other than text, and for unknown roles and fields.
     """

@@ -312,7 +312,7 @@ def _choice_grammar(choices: Sequence[str]) -> Grammar:
 
 
 def _any_grammar(text: str) -> Grammar:
-    """A GBNF grammar if it has `::=`, else a Lark grammar, whose rules have a colon."""
+    """A GBNF grammar if it has `::=`, otherwise a Lark grammar, whose rules have a colon."""
     return Grammar(GrammarKind.GBNF if "::=" in text else GrammarKind.LARK, text)
 
 

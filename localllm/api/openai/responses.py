@@ -150,7 +150,8 @@ def text_completion_object(
 
 
 def _returned(parsed: ParsedRequest, completions: Sequence[Completion]) -> list[Completion]:
-    """With `best_of`, the `n` answers per prompt with the highest mean log probability, best first; else all."""
+    """With `best_of`, the `n` answers per prompt with the highest mean log probability, best first; otherwise
+    all."""
     if parsed.best_of is None:
         return list(completions)
     size = parsed.answers_per_prompt
@@ -173,7 +174,7 @@ def _text_logprobs(parsed: ParsedRequest, completion: Completion, texts: TokenTe
 
 
 def echo_text(parsed: ParsedRequest, prompt_ids: Sequence[int], texts: TokenTexts) -> str:
-    """Text before an answer: the prompt with `echo`, else nothing."""
+    """Text before an answer: the prompt with `echo`, otherwise nothing."""
     return texts.tokenizer.decode(prompt_ids) if parsed.echo else ""
 
 

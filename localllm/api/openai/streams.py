@@ -143,7 +143,7 @@ class TextStream:
         return [chunk]
 
     def has_text_alone(self, event: GenerationEvent) -> bool:
-        """As `ChatStream.has_text_alone`."""
+        """See `ChatStream.has_text_alone`."""
         special = self.parsed.params.logprobs is not None or self.prompt_ids or self.prompt_logprobs
         return bool(event.text) and not (special or event.prompt_logprobs or event.finish_reason)
 

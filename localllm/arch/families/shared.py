@@ -121,7 +121,7 @@ def sparse_steps(hf: ConfigFields, experts: MoEConfig) -> list[MLPConfig | MoECo
 
 
 def experts_with_shared(hf: ConfigFields, router: RouterConfig) -> MoEConfig:
-    """Parse DeepSeek's mixtures: the shared experts are one MLP of their total size."""
+    """Parse DeepSeek's MoE layers: the shared experts are one MLP of their total size."""
     shared = MLPConfig(hf.size("moe_intermediate_size") * hf.size("n_shared_experts"), activation(hf))
     return moe(hf, hf.size("n_routed_experts"), router, size_field="moe_intermediate_size", shared=shared)
 

@@ -158,7 +158,7 @@ def step_seconds(model: Model, context: int, batch: int, steps: int, drafts: int
         for _ in range(steps):
             engine.step()
         times.append((finished(device) - start) / steps)
-        assert count_tokens(sequences) - before >= steps * batch, "a step brought less than one token a sequence"
+        assert count_tokens(sequences) - before >= steps * batch, "a step yielded less than one token per sequence"
     cancel_all(engine, sequences)
     middle = statistics.median(times)
     return middle, (max(times) - min(times)) / middle

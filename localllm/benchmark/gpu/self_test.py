@@ -171,7 +171,7 @@ def check(case: Case, device: torch.device) -> CheckedModel:
 
 
 def compare_graphs(model: Model) -> str | None:
-    """Return a fault if captured steps give other tokens than steps that are launched kernel by kernel."""
+    """Return a fault if captured steps yield other tokens than steps launched kernel by kernel."""
     prompts = [random_prompt(model, CHECKED_CONTEXT // 4, seed) for seed in range(CAPTURED_SEQUENCES)]
     for prompt in prompts:
         fill_prefix_cache(model, prompt)
@@ -181,7 +181,7 @@ def compare_graphs(model: Model) -> str | None:
         runner.graphs = used
         sequences = [make_sequence(p, 16, sampled=i % 2 == 1) for i, p in enumerate(prompts)]
         answers.append(answer_all(model.engine, sequences))
-    return None if answers[0] == answers[1] else "captured steps give other tokens than single launches"
+    return None if answers[0] == answers[1] else "captured steps and single launches yield different tokens"
 
 
 @dataclass
@@ -310,7 +310,7 @@ def tensors(value: Any) -> Iterator[Tensor]:
 def run_all_kinds_of_steps(engine: Engine, vocabulary: int, longest: int) -> None:
     """Run prompts, chunks, and steps of one and of many sequences, greedy and sampled.
 
-    longest: most tokens of a prompt
+    longest: maximum tokens of a prompt
     """
     prompts = [random_ids(min(count, longest), vocabulary, count) for count in PROMPTS]
     for prompt in prompts[:2]:
@@ -361,7 +361,7 @@ def measure_products(result: SelfTest, form: Form, device: torch.device, tiny: b
 
 
 def measure_step(result: SelfTest, name: str, form: Form, device: torch.device, tiny: bool) -> None:
-    """Measure a decode step with CONTEXT tokens in the cache, and the prefill of so many."""
+    """Measure a decode step with CONTEXT tokens in the cache, and the prefill of as many."""
     shape, context = (TINY, TINY_CONTEXT) if tiny else (SHAPES[name], CONTEXT)
     if not tiny and (need := needed_bytes(shape, form, context)) > free_bytes(device):
         result.left_out.append(f"steps of {name} in {form}: they need {format_bytes(need)}")

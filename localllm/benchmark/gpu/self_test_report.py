@@ -1,4 +1,4 @@
-"""The result of a GPU's self-test: as rows for people, as data for `--json`, and stored for `plan`.
+"""The result of a GPU's self-test: as rows for the terminal, as data for `--json`, and stored for `plan`.
 
 Needs no torch.
 """

@@ -185,7 +185,8 @@ def trace_of(load: LoadPlan, answered: list[tuple[Turn, RequestOutcome]], start:
 
 
 def counted_per_planned(answered: list[tuple[Turn, RequestOutcome]]) -> float:
-    """Return the tokens that the server counts for each planned one, besides those that it adds to each prompt."""
+    """Return the ratio of prompt tokens counted by the server to planned ones, without a constant number per
+    prompt."""
     lengths = [(turn.prompt_len, outcome.prompt_tokens) for turn, outcome in answered if outcome.prompt_tokens]
     if len({planned for planned, _ in lengths}) < 2:
         return 1.0  # as the words were chosen

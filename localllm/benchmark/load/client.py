@@ -37,7 +37,7 @@ class LoadRequest:
     """One request of a load, identical for every server."""
 
     prompt: str
-    max_tokens: int  # most tokens of the answer
+    max_tokens: int  # maximum tokens of the answer
     ignore_eos: bool = False
 
 
@@ -54,11 +54,11 @@ class StreamMessage:
 
 @dataclass(frozen=True)
 class ServerApi:
-    """How to use one kind of API."""
+    """Requests and responses of one API."""
 
     path: str
     uses_sse: bool  # server-sent events, otherwise a JSON object per line
-    # Of a streamed request, from the model and the request.
+    # Body of a streamed request, given the model's name and the request.
     make_body: Callable[[str, LoadRequest], dict[str, Any]]
     parse_message: Callable[[Message], StreamMessage]
 

@@ -34,7 +34,7 @@ class RequestOutcome:
 
     @property
     def late_s(self) -> float:
-        """How much later than scheduled the client sent it."""
+        """Seconds by which the client sent the request late."""
         return self.sent_at - self.arrival
 
     @property

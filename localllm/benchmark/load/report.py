@@ -89,7 +89,7 @@ def describe_prompts(result: LoadResult) -> str:
 
 
 def result_notes(result: LoadResult) -> list[str]:
-    """Return what a reader must know to interpret the table."""
+    """Return the notes that a reader needs to interpret the table."""
     notes = [] if result.complete else ["interrupted: results up to that point"]
     if not result.tokens_per_word:
         notes.append("no server reported prompt tokens: prompt lengths are in words, not tokens")

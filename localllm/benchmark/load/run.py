@@ -32,7 +32,7 @@ class LoadPlan:
 
     load: Load
     prompt: int = 128  # tokens, as counted by the first server that reports them
-    output: int = 32  # most tokens
+    output: int = 32  # maximum answer length in tokens
     shared_prefix: int = 0  # tokens at the beginning of all prompts
     rounds: int = 3
     seed: int = 0

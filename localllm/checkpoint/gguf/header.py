@@ -211,7 +211,7 @@ class HeaderReader:
 
     def as_bools(self, key: str, values: list[int]) -> list[bool]:
         if not set(values) <= {0, 1}:
-            raise damaged_file(self.file, f"{key!r} contains other values than true and false")
+            raise damaged_file(self.file, f"{key!r} contains values other than true and false")
         return [value == 1 for value in values]
 
     def read_strings(self, length: int) -> list[str]:

@@ -54,7 +54,7 @@ def layer_count(gguf: GGUFFields) -> int:
     """Return the number of layers without those for multi-token prediction."""
     layers = gguf.size("block_count") - gguf.count("nextn_predict_layers", 0)
     if not 0 < layers <= MAX_LAYERS:
-        raise DamagedModel(f"{gguf.header.files[0]} names {layers} layers", "fetch the model again")
+        raise DamagedModel(f"{gguf.header.files[0]} specifies {layers} layers", "fetch the model again")
     return layers
 
 

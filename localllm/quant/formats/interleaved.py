@@ -154,7 +154,7 @@ def interleave_codes(codes: Tensor, packed_format: str) -> Tensor:
     return interleave_bytes((low | (high << 4)).flatten(1))
 
 
-# Of the code of columns 16u + 12 .. 15 to its bits in each of three vectors.
+# Shifts that take the code of columns 16u + 12 .. 15 to its bits in each of three vectors.
 LAST_CODE_SHIFTS = torch.tensor([[0], [2], [4]], dtype=torch.uint8)
 
 

@@ -74,14 +74,14 @@ def cpu_tokens_unsupported(
 ) -> str | None:
     if reason := own.unsupported(q, cache.k, cache.v):
         return reason
-    return None if own.short_sequences(batch, own.max_short_tokens()) else "every sequence brings many tokens"
+    return None if own.short_sequences(batch, own.max_short_tokens()) else "every sequence has many new tokens"
 
 
 @kernel("attention", "cpu-tokens", cpu_tokens_unsupported)
 def attention_tokens(
     q: Tensor, cache: KVCache, batch: Batch, config: AttentionConfig, sinks: Tensor | None
 ) -> Tensor:
-    """Process sequences that bring a few tokens token by token, and the others with torch.
+    """Process sequences with a few new tokens token by token, and the others with torch.
 
     The result of such a token does not depend on the other tokens of the step.
     """
@@ -106,7 +106,7 @@ def cpu_8bit_unsupported(
         return "the cache is in 4 bits"
     if cache.k.device.type != "cpu":
         return "tiles only save cache of a CPU"
-    return None if any(span.count == 1 for span in batch.spans) else "no sequence brings a single token"
+    return None if any(span.count == 1 for span in batch.spans) else "no sequence has a single new token"
 
 
 @kernel("attention", "8-bit-tiles", cpu_8bit_unsupported)

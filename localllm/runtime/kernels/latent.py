@@ -54,14 +54,14 @@ def cpu_tokens_unsupported(
         return reason
     if cache.scale is not None:
         return "latents are stored in 8 bits"
-    return None if own.short_sequences(batch, own.max_short_tokens()) else "every sequence brings many tokens"
+    return None if own.short_sequences(batch, own.max_short_tokens()) else "every sequence has many new tokens"
 
 
 @kernel("latent_attention", "cpu-tokens", cpu_tokens_unsupported)
 def latent_attention_tokens(
     q: Tensor, cache: LatentCache, batch: Batch, config: LatentConfig, k_b: Tensor, v_b: Tensor
 ) -> Tensor:
-    """Process sequences that bring a few tokens absorbed and token by token, and the others with torch.
+    """Process sequences with a few new tokens absorbed and token by token, and the others with torch.
 
     The result of such a token does not depend on the other tokens of the step.
     """

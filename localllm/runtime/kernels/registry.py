@@ -87,7 +87,7 @@ def explain(operation: str, *arguments: Any) -> list[tuple[str, str]]:
 def prefer_kernel(
     operation: str, run: Callable[..., Any], unsupported: Callable[..., str | None] = always_supported
 ) -> Iterator[None]:
-    """Try `run` before all other kernels of the operation. unsupported: as of `Kernel`."""
+    """Try `run` before all other kernels of the operation. unsupported: as in `Kernel`."""
     kernel = Kernel(operation, "preferred", unsupported, run)
     KERNELS[operation].insert(0, kernel)
     try:

@@ -24,7 +24,7 @@ OMP_PAUSE_SOFT = 1  # OpenMP 5.0, omp_pause_resource_t
 
 
 def threads_for(weight_bytes: int, requested: int | None) -> int:
-    """Return the number of threads for a model with so many bytes of weights.
+    """Return the number of threads for a model with the given bytes of weights.
 
     By default as many as torch uses, but not more than there are cores, of a hybrid processor performance cores:
     threads have equal shares of a product, and would wait for those on slower cores or for an SMT sibling.
@@ -62,7 +62,7 @@ def run_in_parts(work: Callable[[int, int], None]) -> None:
 
 @functools.cache
 def openmp() -> Any:
-    """Load the GNU OpenMP runtime that torch ships, or return None where it ships none."""
+    """Load the GNU OpenMP runtime that torch ships, or return None if it ships none."""
     paths = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*"))
     return ctypes.CDLL(str(paths[0])) if paths else None
 

@@ -126,7 +126,7 @@ class CacheFolder:
             self.scan()
         except OSError as error:
             raise UsageError(
-                f"the prefix cache {path} cannot be used: {reason_of(error)}", "name another folder"
+                f"the prefix cache {path} cannot be used: {reason_of(error)}", "use another folder"
             ) from None
 
     def scan(self) -> None:

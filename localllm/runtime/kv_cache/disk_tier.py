@@ -416,7 +416,7 @@ class DiskTier:
                 or snapshot.tokens.start != segment.begin * size
                 or snapshot.tokens.token_ids[: len(wanted)] != wanted
             ):
-                raise DamagedSnapshot("it holds other tokens than its name says")
+                raise DamagedSnapshot("its tokens do not match its name")
         except FileNotFoundError:  # another process has removed it
             return Loaded(load, segment, None, 0)
         except (DamagedSnapshot, OSError, MemoryError) as error:

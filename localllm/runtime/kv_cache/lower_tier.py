@@ -60,12 +60,12 @@ class LowerTier(Protocol):
 
     @property
     def counts(self) -> DiskStats | None:
-        """What a disk has done; None where there is none."""
+        """Counters of the disk; None without a disk."""
         ...
 
     @property
     def moves(self) -> dict[str, TierMove]:
-        """What was copied to and from this tier, by names such as `disk_to_host`."""
+        """Copies to and from this tier, by names such as `disk_to_host`."""
         ...
 
     def before_drop(self, serial: int) -> None:

@@ -1,5 +1,5 @@
-"""Which beginnings of prompts a prefix cache holds, by the names that a router has for them, and what has changed
-since a router was told last. Pure Python, like `blocks.py`.
+"""The beginnings of prompts in a prefix cache, by the names that a router has for them, and what has changed
+since the last report to a router. Pure Python, like `blocks.py`.
 """
 
 import itertools
@@ -16,7 +16,7 @@ _changes = itertools.count(1)  # of all journals of this process, so that one cu
 
 
 class PrefixChanges(NamedTuple):
-    """What has changed since an earlier cursor."""
+    """Changes of a prefix cache since an earlier cursor."""
 
     cursor: int
     held: list[Hashable]
@@ -34,14 +34,14 @@ class HeldPrefix:
 
 
 class PrefixJournal:
-    """Follows the blocks of one prefix cache. May be read in another thread than it is written in.
+    """Follows the blocks of one prefix cache. May be read and written in different threads.
 
     A beginning is lost with any of its blocks, and with it all that continue it, as a prefix is found from its
     first block on. Where layers are recurrent, the saved states that a prefix also needs are not followed.
     """
 
     def __init__(self, max_names: int = MAX_NAMES):
-        """max_names: beginnings to follow, the least recently used are given up first"""
+        """max_names: beginnings to follow, the least recently used are dropped first"""
         self.max_names = max_names
         self.held: OrderedDict[Hashable, HeldPrefix] = OrderedDict()
         self.names_of: dict[int, list[Hashable]] = {}  # by serial of a block of their last piece

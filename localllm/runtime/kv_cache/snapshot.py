@@ -40,7 +40,7 @@ IDENTITY_WORDS = {
 
 
 class DamagedSnapshot(ValueError):
-    """A file is no snapshot, or not as it was written."""
+    """A file is not a snapshot, or has changed since it was written."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class CacheIdentity:
     """The properties that two processes must share for keys and values of one to be those of the other."""
 
     model: str  # digest of the files that affect logits
-    name: str  # of the model, for people
+    name: str  # of the model, for messages
     dtype: str
     kv_dtype: str
     activation_bits: int
@@ -64,7 +64,7 @@ class CacheIdentity:
         return hashlib.sha256(json.dumps(asdict(self) | {"name": ""}).encode()).digest()
 
     def difference(self, other: "CacheIdentity") -> str | None:
-        """Return which property other than the scope differs, for people; None if none does."""
+        """Return which property other than the scope differs, for messages; None if none does."""
         for name, words in IDENTITY_WORDS.items():
             if getattr(self, name) != getattr(other, name):
                 return words
@@ -96,7 +96,7 @@ class Part(NamedTuple):
 
 
 class SnapshotTokens(NamedTuple):
-    """Which tokens a snapshot holds: `token_ids[start:]`, which follow `token_ids[:start]`."""
+    """The tokens of a snapshot: `token_ids[start:]`, which follow `token_ids[:start]`."""
 
     identity: CacheIdentity
     start: int
@@ -188,7 +188,7 @@ class KVSnapshot:
                     raise DamagedSnapshot(f"its tensor {name} is stored as {dtype}")
                 parts[name] = Part(dtype, shape, data[begin:stop])
         if end != len(data):
-            raise DamagedSnapshot("its tensors have another size than the file")
+            raise DamagedSnapshot("the size of its tensors is not that of the file")
         return cls(tokens, parts)
 
 

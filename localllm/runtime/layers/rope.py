@@ -22,7 +22,7 @@ Angles = tuple[Tensor, Tensor]
 def inverse_frequencies(config: RopeConfig, max_len: int) -> tuple[Tensor, float]:
     """Return radians per position, [dim / 2] float32, and the magnitude of cos and sin.
 
-    max_len: most tokens of a sequence, which selects one of LongRoPE's two sets.
+    max_len: maximum tokens per sequence, which selects one of LongRoPE's two sets.
     """
     frequency = 1.0 / config.theta ** (torch.arange(0, config.dim, 2, dtype=torch.float32) / config.dim)
     match config.scaling:

@@ -170,7 +170,7 @@ class DraftModelCost:
         self.draft_pass_s[sequences].append(seconds)
 
     def record_step(self, sequences: int, drafts: int, seconds: float) -> None:
-        """Record a step of the target, which verified so many drafts in total."""
+        """Record a step of the target that verified the given number of drafts in total."""
         self.target_step_s[sequences].append(seconds / self.step_costs(sequences, drafts)[drafts])
 
     def pass_cost(self, sequences: int) -> float:

@@ -150,7 +150,7 @@ class DraftModel:
         token_budget: int,
         draft_cost: DraftModelCost,
     ):
-        """target_vocab_size: of the target; max_len: most tokens of a sequence here; token_budget: tokens per
+        """target_vocab_size: of the target; max_len: maximum tokens per sequence here; token_budget: tokens per
         pass.
         """
         self.runner, self.pool, self.draft_cost = runner, pool, draft_cost

@@ -7,7 +7,7 @@ index contains accepted tokens only.
 """
 
 MIN_MATCH_LEN = 3  # tokens
-MAX_MATCH_LEN = 32  # tokens that a search compares: a longer match is no better
+MAX_MATCH_LEN = 32  # tokens that a search compares: longer matches are not better
 MAX_CANDIDATES = 32  # occurrences that a search compares, newest first
 INDEX_CHUNK_TOKENS = 2048  # tokens indexed at a time, in half a millisecond, while a prompt is being computed
 
@@ -64,7 +64,7 @@ class PromptLookup:
             end_index = self.previous_end[end_index]
 
     def continuation(self, max_tokens: int) -> list[int]:
-        """Return up to `max_tokens` tokens behind the match; a repeating text is assumed to go on repeating."""
+        """Return up to `max_tokens` tokens behind the match; a repeating text is assumed to continue repeating."""
         tokens = (
             self.token_ids[self.continuation_start : self.continuation_start + max_tokens]
             if self.match_len

@@ -22,7 +22,7 @@ MAX_DRAFTS = 15  # per sequence: with the token before them, the widest step tha
 class Drafter(Protocol):
     """Interface of the engine to speculative decoding.
 
-    Drafts let one step verify several tokens. They change how many tokens a step brings, never which.
+    Drafts let one step verify several tokens. They change how many tokens a step yields, never which.
     """
 
     def may_draft(self, sequence: Sequence) -> bool:
@@ -34,11 +34,11 @@ class Drafter(Protocol):
         ...
 
     def on_verified(self, sequence: Sequence, drafted: int, accepted: int) -> None:
-        """Record a step that verified `drafted` tokens and brought 1 + accepted tokens."""
+        """Record a step that verified `drafted` tokens and yielded 1 + accepted tokens."""
         ...
 
     def on_step(self, sequences: int, drafts: int, seconds: float) -> None:
-        """Record the duration of a step in which each sequence brought one token and its drafts."""
+        """Record the duration of a step in which each sequence computed one token and its drafts."""
         ...
 
     def forget(self, sequence: Sequence) -> None:
@@ -70,8 +70,8 @@ class SpeculativeDrafter:
 
     The number of drafts is chosen for the step as a whole, to maximize tokens per time: probabilities are learned
     by match length (`draft_budget`), costs from the duration of steps (`step_cost`). Where steps are captured in a
-    few widths, all sequences bring equally many tokens, and those with too few drafts are padded with meaningless
-    ones. A step samples at most `max_positions` positions.
+    few widths, all sequences have equally many new tokens, and those with too few drafts are padded with
+    meaningless ones. A step samples at most `max_positions` positions.
     """
 
     def __init__(
@@ -82,9 +82,9 @@ class SpeculativeDrafter:
         prompt_lookup: bool = True,
         draft_model: Drafter | None = None,
     ):
-        """max_positions: most positions that a step may sample from; widths: returns the tokens per sequence that
-        captured steps may have with so many sequences, () for any; draft_model: used where no other source has
-        drafts.
+        """max_positions: maximum number of positions that a step may sample from; widths: returns the tokens per
+        sequence that captured steps may have with a given number of sequences, () for any; draft_model: used where
+        no other source has drafts.
         """
         self.step_cost, self.max_positions, self.widths, self.uses_lookup, self.draft_model = (
             step_cost,
@@ -100,7 +100,7 @@ class SpeculativeDrafter:
 
     @property
     def max_drafts(self) -> int:
-        """Most drafts of a step."""
+        """Maximum number of drafts in a step."""
         return max(0, self.max_positions - self.sequences)
 
     def may_draft(self, sequence: Sequence) -> bool:

@@ -52,7 +52,7 @@ class StepCost:
         self.times: dict[int, dict[int, RecentTimes]] = {}  # by sequences, then drafts
 
     def record_step(self, sequences: int, drafts: int, seconds: float) -> None:
-        """Record a step that brought one token per sequence and verified so many drafts in total."""
+        """Record a step of one token per sequence that also verified the given number of drafts in total."""
         self.steps += 1
         self.times.setdefault(sequences, {}).setdefault(drafts, RecentTimes()).add(seconds, self.steps)
 

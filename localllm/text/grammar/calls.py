@@ -90,9 +90,9 @@ class ToolCallGrammar:
         elif self.output_format.tools is None:
             if any(map(self.constraint.is_strict, self.constraint.functions)):
                 remedy = "require a call, or leave out strict"
-                raise UsageError("this model has no markup that tells a call from text", remedy)
+                raise UsageError("this model has no markup that distinguishes a call from text", remedy)
             self.rules.append("start: ANY")
-        elif self.tool_format.bare_begin:  # an answer that begins otherwise is no call for routers either
+        elif self.tool_format.bare_begin:  # an answer that begins otherwise is not a call for routers either
             self.rules += ["start: TEXT | calls", f"TEXT: /(\\s*([^\\s{self.tool_format.bare_begin}](?s:.*))?)?/"]
         else:
             self.write_text_before(self.tool_format, closing)
@@ -100,12 +100,13 @@ class ToolCallGrammar:
     def write_content_or_calls(self, content: Grammar) -> None:
         """A call from the beginning on, or content that follows a grammar, with nothing before either.
 
-        Raises UsageError for markup of calls that llguidance cannot tell from the content by its first token.
+        Raises UsageError for markup of calls that llguidance cannot distinguish from the content by its first
+        token.
         """
         harmony = self.output_format.channels == HARMONY
         if harmony or (self.output_format.tools is not None and self.tool_format.bare_begin):
             remedy = "leave out the tools or the grammar, or require a call"
-            raise UsageError("this model's calls of tools cannot stand beside a grammar", remedy)
+            raise UsageError("this model's tool calls cannot be combined with a grammar", remedy)
         self.grammars.append({**json.loads(compile_source(content)), "name": CONTENT_GRAMMAR})
         held = f"@{CONTENT_GRAMMAR}"
         if self.output_format.channels:
@@ -115,7 +116,8 @@ class ToolCallGrammar:
         self.rules.append(f"start: {held}" if self.output_format.tools is None else f"start: calls | {held}")
 
     def write_messages(self, channels: ChannelFormat) -> None:
-        """A call or a message to the user; gpt-oss may announce calls first."""
+        """Write the rules for answers in channels: a call, or a message to the user; gpt-oss may announce calls
+        first."""
         literal = self.writer.literal
         if channels != HARMONY:
             self.rules.append(f"start: calls | {literal(MESSAGE)} ANY")

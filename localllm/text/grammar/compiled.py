@@ -59,7 +59,8 @@ class GrammarCompiler:
     def follow(
         self, grammar: Grammar | ToolConstraint, prompt_tail: str | None = None, max_tokens: int | None = None
     ) -> GrammarFollower:
-        """For one answer of at most so many tokens, before which JSON is closed. Raises as `compile`."""
+        """Return the follower of one answer. max_tokens: limit before which JSON is closed. Raises the errors of
+        `compile`."""
         matcher = self._matcher(grammar, prompt_tail).deep_copy()
         closer = self._closer if isinstance(grammar, ToolConstraint) or grammar.kind in JSON_KINDS else None
         return GrammarFollower(matcher, self._vocabulary.vocab_size, self._size, self._threads, closer, max_tokens)

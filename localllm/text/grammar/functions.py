@@ -27,7 +27,7 @@ class ToolConstraint:
     functions: tuple[ToolFunction, ...]
     tool_use: ToolUse
     content: Grammar | None = None
-    """What an answer must be that calls none of them."""
+    """Grammar of an answer that calls none of the functions."""
 
     def is_strict(self, function: ToolFunction) -> bool:
         """Whether its arguments must follow their schema; always so for required calls."""
@@ -37,7 +37,7 @@ class ToolConstraint:
 def build_tool_constraint(
     tools: Iterable[Mapping[str, Any]], use: ToolUse, content: Grammar | None = None
 ) -> ToolConstraint | None:
-    """The constraint on calls; None where there is none, or only `content` without tools. content: the grammar of
+    """The constraint on calls; None if there is none, or only `content` without tools. content: the grammar of
     an answer that calls no function. A function without parameters takes none.
 
     Raises UsageError for a name that cannot be parsed back, parameters that are not an object's schema, duplicate

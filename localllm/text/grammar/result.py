@@ -17,7 +17,7 @@ DECIMAL_DIGITS = 5000  # of a number checked for being a multiple of another
 
 def check_answer(request: Request, completion: Completion, *, untrusted: bool = False) -> None:
     """Apply `check_completion`, and `check_tool_calls` to its calls."""
-    if not completion.tool_calls or completion.text:  # who calls a function says nothing yet
+    if not completion.tool_calls or completion.text:  # before the result of a function, no text is required
         check_completion(request.params.grammar, completion, untrusted=untrusted)
     calling = request_tool_constraint(request)
     if calling and completion.finish_reason is not FinishReason.LENGTH:
@@ -25,7 +25,7 @@ def check_answer(request: Request, completion: Completion, *, untrusted: bool = 
 
 
 def check_completion(grammar: Grammar | None, completion: Completion, *, untrusted: bool = False) -> None:
-    """Raises OutputInvalid as `check_content`. Answers cut off by a limit are not checked; see their
+    """Raises OutputInvalid like `check_content`. Answers cut off by a limit are not checked; see their
     finish_reason.
 
     untrusted: check only by the grammar, in time that grows only with the text. Python may match a pattern

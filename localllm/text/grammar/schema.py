@@ -55,7 +55,7 @@ def check_schema(schema: dict[str, Any] | bool) -> None:
         raise UsageError(f"the JSON schema has a value of the wrong type ({error})") from None
     if place:
         remedy = "make one of them optional, or allow null"
-        raise UsageError(f"the schema at {place} requires itself endlessly", remedy)
+        raise UsageError(f"the schema at {place} requires itself, so that no value satisfies it", remedy)
 
 
 def _check_parts(schema: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ _TAIL = 80  # characters before an end marker that are examined
 
 @dataclass(frozen=True)
 class ToolCallFormat:
-    """How tool calls appear in a model's answers."""
+    """Markup of tool calls in a model's answers."""
 
     read: CallReader
     begin: tuple[str, ...]
@@ -27,10 +27,11 @@ class ToolCallFormat:
     """Quotes around strings; an end marker within a string is text."""
 
     expected_next: tuple[str, ...] = ()
-    """What must follow `begin`; anything else is not a call, and is output without waiting for the end."""
+    """Strings of which one must follow `begin`; otherwise it is not a call, and is output without waiting for the
+    end."""
 
     expected_before_end: str = ""
-    """What must directly precede an end marker; otherwise it is text."""
+    """String that must directly precede an end marker; otherwise the marker is text."""
 
     inner_markup: tuple[str, ...] = ()
     """Markup between `begin` and `end` that may be control tokens."""
@@ -39,11 +40,11 @@ class ToolCallFormat:
     """First character of a call without markup, at the beginning of an answer."""
 
     syntax: ToolCallSyntax = field(kw_only=True)
-    """How the grammar makes such a model write calls."""
+    """Syntax of the calls that a grammar makes the model write."""
 
 
 class ToolCallBlock:
-    """One such part.
+    """A part of an answer with tool calls.
 
     Once `push` returns text or `finish` is called, either `calls` or `raw_text` holds the result.
     """

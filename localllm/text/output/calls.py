@@ -242,7 +242,7 @@ def read_value(reader: TextReader, string: StringReader) -> Any:
 def parse_typed(text: str, schema: Any) -> Any:
     """Return the value of a parameter written as bare text, by its schema; without one, parsed as JSON if valid.
 
-    Text that does not match its schema remains text, so that the function's caller can tell the model.
+    Text that does not match its schema remains text, so that the function's caller can report it to the model.
     """
     types = _types(schema)
     if types == {"string"}:

@@ -1,4 +1,4 @@
-"""How models write tool calls, as plain data: the inverse of the functions in `calls.py`.
+"""Syntax in which models write tool calls, as plain data: the inverse of the functions in `calls.py`.
 
 NAME_SLOT, ID_SLOT and KEY_SLOT stand for the function's name, the call's id and a parameter's name.
 """

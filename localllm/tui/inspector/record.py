@@ -1,4 +1,4 @@
-"""What the engine reported about an answer: its steps, and its tokens with their candidates.
+"""The engine's reports about an answer: its steps, and its tokens with their candidates.
 
 The beginning of a very long answer is dropped to bound memory. Independent of widgets.
 """

@@ -230,7 +230,7 @@ def test_with_a_schema_an_answer_is_calls_or_valid_json(name: str, as_text: bool
     asked = build_tool_constraint(tools, ToolUse(), content)
     assert asked
     if output.channels == formats.HARMONY or (output.tools and output.tools.bare_begin):
-        with pytest.raises(UsageError, match="cannot stand beside a grammar"):
+        with pytest.raises(UsageError, match="cannot be combined with a grammar"):
             grammars.compile(asked, "")
         return
     head = "<|message|>" if output.channels else ""
@@ -268,9 +268,13 @@ LOOP = {"$ref": "#/$defs/loop"}
         (CODER, {"properties": {"a b": {}}}, "the parameter 'a b' cannot be written in this model's markup"),
         (CODER, {"properties": {"a": {"type": ["string", "integer"]}}}, "a may be a text of this kind or another"),
         (CODER, {"properties": {"a": {"type": ["string", "null"], "enum": ["null"]}}}, "a may be the text 'null'"),
-        (CODER, {"properties": {"a": LOOP}, "$defs": {"loop": LOOP}}, "#/.defs/loop requires itself endlessly"),
+        (
+            CODER,
+            {"properties": {"a": LOOP}, "$defs": {"loop": LOOP}},
+            "#/.defs/loop requires itself, so that no value satisfies it",
+        ),
         (GEMMA, {"properties": {"a": {"type": "array"}}}, "a may be a list or an object, which this model's"),
-        ("none", {}, "this model has no markup that tells a call from text; require a call"),
+        ("none", {}, "this model has no markup that distinguishes a call from text; require a call"),
     ],
 )
 def test_a_strict_function_that_the_markup_cannot_express_is_refused(

@@ -47,7 +47,7 @@ def max_short_tokens() -> int | None:
 
 
 def short_sequences(batch: Batch, max_tokens: int | None) -> list[int]:
-    """Indices of the sequences that bring at most `max_tokens` tokens."""
+    """Indices of the sequences with at most `max_tokens` new tokens."""
     return [i for i, span in enumerate(batch.spans) if max_tokens is None or span.count <= max_tokens]
 
 
@@ -87,7 +87,7 @@ def attend(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> None:
-    """Write the attention of sequences that bring at most `max_tokens` tokens (None: of all) to `out`.
+    """Write the attention of sequences with at most `max_tokens` new tokens (None: of all) to `out`.
 
     q: [T, heads, d]; k: [slots, kv_heads, d], v: [slots, kv_heads, e], contiguous within a slot; out: [T, heads,
     e]; scales: of quantized keys and values, as in KVCache.

@@ -105,7 +105,7 @@ def emit_attention(p: Program, spec: AttentionSpec) -> None:
                 query_position = position + token
                 low = p.max_index(query_position + 1 - window - tile * LANES, p.index_constant(0))
                 high = p.min_index(query_position + 1 - tile * LANES, p.index_constant(LANES))
-                # 0 where the causal mask or the window hides the whole tile, else 1.
+                # 0 where the causal mask or the window hides the whole tile, otherwise 1.
                 visible = p.min_index(p.max_index(high - low, p.index_constant(0)), p.index_constant(1))
                 for begin_head, end_head, step in spec.head_blocks:
                     head_loop = p.loop(p.index_constant(begin_head), p.index_constant(end_head), step)
@@ -295,7 +295,7 @@ def vector_bytes(dtype: torch.dtype, dim: int) -> int:
 def load_scales(
     p: Program, dtype: torch.dtype, scales: Value, slots: Value, kv_heads: Value, head: Value
 ) -> tuple[Value | None, Value | None]:
-    """Load the bfloat16 scale and offset of each of a tile's cached vectors as float32; None where it has none."""
+    """Load the bfloat16 scale and offset of each of a tile's cached vectors as float32; None if it has none."""
     if dtype in ELEMENT_TYPES:
         return None, None
     bits = p.vector(0, INT)

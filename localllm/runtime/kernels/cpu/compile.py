@@ -176,7 +176,7 @@ def compile_pool() -> ThreadPoolExecutor:
 
 @functools.cache
 def linked_openmp() -> Any:
-    """Return the OpenMP runtime, whose functions compiled code may call from now on; None where there is none."""
+    """Return the OpenMP runtime, whose functions compiled code may call from now on; None if there is none."""
     library = openmp()
     for name in ("omp_get_thread_num", "omp_get_num_threads") if library else ():
         llvm.add_symbol(name, ctypes.cast(getattr(library, name), ctypes.c_void_p).value)
@@ -291,7 +291,7 @@ def shipped_path(key: tuple[str, ...]) -> Path:
 
 
 def read_cached(key: tuple[str, ...]) -> bytes | None:
-    """Return cached or shipped machine code, or None where no file has it or the file is not what was written."""
+    """Return cached or shipped machine code, or None if no file has it or the file is not what was written."""
     for path in (cache_path(key), shipped_path(key)):
         with contextlib.suppress(OSError):
             content = path.read_bytes()

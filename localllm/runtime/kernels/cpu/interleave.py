@@ -120,7 +120,7 @@ def q6_k_factors(rows: BlockRows) -> dict[str, list[Value]]:
 
 @dataclass(frozen=True)
 class BlockConversion:
-    """How blocks of a format are interleaved."""
+    """Conversion of the blocks of a format to an interleaved layout."""
 
     target: str  # format
     words: Callable[[BlockRows], Words]

@@ -69,7 +69,7 @@ class InterleavedLayout:
 
     @property
     def groups_per_run(self) -> int:
-        """Groups of a run: of a block, or where there are none of a step."""
+        """Groups of a run: of a block, or of a step if there are no blocks."""
         return self.groups_per_block or self.groups_per_step
 
     @property

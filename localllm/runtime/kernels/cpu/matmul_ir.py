@@ -317,7 +317,7 @@ def accumulate_runs(
 ) -> None:
     """Add the products of each row of x with the 16 rows of a tile in runs `begin` .. `end - 1`, float32.
 
-    A run is a block with a scale of its own, or where there are none a step.
+    A run is a block with a scale of its own, or, without one, a step.
     """
     p, layout = weight.program, weight.layout
     if not layout.groups_per_block:
@@ -416,7 +416,8 @@ def dot_planes(weight: WeightTile, x: list[SplitRow], step: Value, sums: GroupSu
                 chains[i % count] = p.pin(p.dot_bytes(chains[i % count], codes, four))
     for (group, pair, digit), halves in matrices.products.items():
         for row, lanes in enumerate(((0, 1), (2, 3))):
-            # Of each four rows of W, the first half has products with two, the second with the other two.
+            # Of every four rows of W, the first half holds the products with two, the second those with the other
+            # two.
             order = [4 * piece + lane + first for piece in range(4) for first in (0, LANES) for lane in lanes]
             accumulators[group][2 * pair + row][digit].append(p.shuffle(*halves, order))
     return [[[sum_values(chains) for chains in row] for row in group] for group in accumulators]

@@ -158,7 +158,7 @@ class RowProduct:
         return call
 
     def __call__(self, x: int, y: int, norm_weight: int = 0, eps: float = 0.0, residual: int = 0) -> None:
-        """Arguments are addresses, 0 where there is no norm or no residual."""
+        """Arguments are addresses, 0 if there is no norm or no residual."""
         scratch = torch.empty(torch.get_num_threads() * self.scratch_bytes, dtype=torch.uint8)
         optional = (int(norm_weight != 0), int(residual != 0), float_bits(eps))
         self.kernel(x, norm_weight, residual, y, scratch.data_ptr(), *self.constants, *optional)

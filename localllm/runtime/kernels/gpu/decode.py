@@ -1,4 +1,4 @@
-"""softmax(q k^T * scale) v where sequences bring few tokens, with the context split among programs.
+"""softmax(q k^T * scale) v where sequences have few new tokens, with the context split among programs.
 
 q: [T, heads, head_dim]; k, v: [slots, kv_heads, head_dim], quantized with a scale per vector. A program processes
 one chunk of a sequence's context for 16 rows of one key head: its query heads, token by token. Tensor cores
@@ -262,7 +262,7 @@ def launch_decode(
     sinks: Tensor | None = None,
     gate: Tensor | None = None,
 ) -> None:
-    """Write the results of sequences that bring at most MAX_DECODE_TOKENS tokens, of which there are up to
+    """Write the results of sequences with at most MAX_DECODE_TOKENS new tokens, of which there are up to
     `queries`.
 
     out, q, gate: [T, heads, head_dim]; with a gate, each result is multiplied by its sigmoid.
@@ -359,7 +359,7 @@ def decode_unsupported(
     q: Tensor, cache: KVCache, batch: Batch, config: AttentionConfig, sinks: Tensor | None
 ) -> str | None:
     if batch.max_query_len > MAX_DECODE_TOKENS:
-        return f"a sequence brings more than {MAX_DECODE_TOKENS} tokens"
+        return f"a sequence has more than {MAX_DECODE_TOKENS} new tokens"
     return attention_unsupported(q, cache, batch, config, sinks)
 
 
@@ -395,7 +395,7 @@ def examples() -> Iterator[tuple[str, Callable[[], object]]]:
 
 
 def attention_example(c: AttentionConfig, form: KVDtype, sequences: int, queries: int) -> Callable[[], object]:
-    """Return a call of `attention` in bfloat16 for sequences that bring `queries` tokens each."""
+    """Return a call of `attention` in bfloat16 for sequences with `queries` new tokens each."""
 
     def call() -> Tensor:
         batch = meta_batch(sequences, queries)

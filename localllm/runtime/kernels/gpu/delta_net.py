@@ -1,7 +1,7 @@
 """The gated delta rule (kernels/delta_net.py) for all sequences of a step at once, in float32.
 
 A program processes one value head of one sequence and COLUMNS columns of its state S [key_dim, value_dim], which
-are independent. If a sequence brings few tokens, `delta_net_step_kernel` processes them one after another with S
+are independent. If a sequence has few new tokens, `delta_net_step_kernel` processes them one after another with S
 in registers, so that a token's result does not depend on the other tokens; otherwise `delta_net_chunk_kernel`
 processes chunks of them as matrix products, with S in global memory, in parts. Only the sequence's own tokens
 decide which kernel is used.

@@ -1,4 +1,5 @@
-"""Latent attention where sequences bring few tokens: the absorbed form (kernels/latent.py), with a split context.
+"""Latent attention where sequences have few new tokens: the absorbed form (kernels/latent.py), with a split
+context.
 
 q: [T, heads, nope_dim + rope_dim]; cache: [slots, rank + rope_dim], in 8 bits with two scales each. k_b turns the
 first part of q into a query for latents; all heads then attend to the cached rows as to the keys of one key head,
@@ -253,8 +254,9 @@ def choose_warps(gpu: Gpu, heads: int) -> tuple[int, int]:
     """Return warps and stages of a program.
 
     Estimated: a warp holds its rows' entire query as an operand of tensor cores, 128 registers at rank 512 and 16
-    rows; 32 keys are 36 KB. There is one tile in flight, or two. With one, and a number of heads that is no power
-    of two, whose division takes registers, four warps spill with Triton 3.6; with others, eight spill with 3.9.
+    rows; 32 keys are 36 KB. There is one tile in flight, or two. With one, and a number of heads that is not a
+    power of two, whose division takes registers, four warps spill with Triton 3.6; with others, eight spill with
+    3.9.
     """
     if not gpu.small_shared:
         return 4, 5
@@ -267,7 +269,7 @@ def mla_unsupported(
     if reason := gpu_unsupported(q):
         return reason
     if batch.max_query_len > MAX_DECODE_TOKENS:
-        return f"a sequence brings more than {MAX_DECODE_TOKENS} tokens"
+        return f"a sequence has more than {MAX_DECODE_TOKENS} new tokens"
     if q.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         return f"queries are in {q.dtype}"
     if cache.scale is not None and (config.kv_lora_rank % 2 or config.rope_dim % 2):

@@ -21,7 +21,7 @@ from localllm.runtime.kernels.gpu.launch import PTX, dot
 LOG2_E = tl.constexpr(1.4426950408889634)  # exp(x) = exp2(x * LOG2_E), and the hardware has exp2
 MIN_SCORE = tl.constexpr(-1e30)  # minus infinity in running maxima: the difference of two of these is not NaN
 MAX_DECODE_TOKENS = (
-    MIN_WORKSPACE_TOKENS  # sequences that bring no more are processed by the kernels that split the context
+    MIN_WORKSPACE_TOKENS  # sequences with no more new tokens are processed by the kernels that split the context
 )
 
 EXAMPLE_CONTEXT = 32768  # tokens, in the examples
@@ -317,7 +317,7 @@ def score_units(scale: float, softcap: float | None) -> tuple[float, float]:
 
 
 def meta_batch(sequences: int, queries: int) -> Batch:
-    """Return a batch on device `meta`, for the examples: sequences that bring `queries` tokens each."""
+    """Return a batch on device `meta`, for the examples: sequences with `queries` new tokens each."""
     tokens = sequences * queries
     integers = (torch.empty(n, dtype=torch.int64, device=META_DEVICE) for n in (tokens, tokens, tokens, sequences))
     token_ids, positions, slot, logit_index = integers

@@ -1,4 +1,5 @@
-"""softmax(q k^T * scale) v where sequences bring many tokens (FlashAttention-2, Dao 2023), in one launch for all.
+"""softmax(q k^T * scale) v where sequences have many new tokens (FlashAttention-2, Dao 2023), in one launch for
+all.
 
 q: [T, heads, head_dim]; k, v: [slots, kv_heads, head_dim], in 8 bits with a scale per vector. A program processes
 ROWS rows of one key head of one sequence, its query heads token by token, and iterates over all tiles of keys that
@@ -6,8 +7,8 @@ they attend to; only tiles at the causal or window boundary are masked. Any numb
 that keys are read once for them and the masked boundary is short. Tiles of keys begin at multiples of their
 length, so that a token has the same bits however its prompt was cut into chunks.
 
-Sequences that bring few tokens are left to the kernel that splits the context, each by its own count: a token's
-bits do not depend on what other sequences bring.
+Sequences with few new tokens are left to the kernel that splits the context, each by its own count: a token's
+bits do not depend on the new tokens of other sequences.
 
 Multiplications: 4 * head_dim * heads per token and visible token. Bytes of keys and values: 2 * head_dim *
 itemsize * context for every ROWS rows, most of them from the L2 cache.
@@ -216,7 +217,7 @@ def launch_prefill(
     sinks: Tensor | None = None,
     gate: Tensor | None = None,
 ) -> None:
-    """Write the results of the sequences that bring more than MAX_DECODE_TOKENS tokens to `out`.
+    """Write the results of the sequences with more than MAX_DECODE_TOKENS new tokens to `out`.
 
     out, q, gate: [T, heads, head_dim]
     """
@@ -270,7 +271,7 @@ def prefill_unsupported(
     q: Tensor, cache: KVCache, batch: Batch, config: AttentionConfig, sinks: Tensor | None
 ) -> str | None:
     if batch.max_query_len <= MAX_DECODE_TOKENS:
-        return f"no sequence brings more than {MAX_DECODE_TOKENS} tokens"
+        return f"no sequence has more than {MAX_DECODE_TOKENS} new tokens"
     return attention_unsupported(q, cache, batch, config, sinks)
 
 

@@ -1,7 +1,7 @@
-"""Rope, append and attention in one kernel, where each sequence brings one token.
+"""Rope, append and attention in one kernel, where each sequence has one new token.
 
 It replaces the launch of rope_append.py before decode.py, and gives the same bits: a token's result must not
-depend on whether other sequences of its step bring more. A program rotates the queries of its rows. Of the
+depend on whether other sequences of its step have more. A program rotates the queries of its rows. Of the
 programs of a key head, the one whose chunk ends with the new token also computes its key and value, writes them to
 the cache, and inserts them from registers into its last tile: no program reads the slot that this launch writes.
 That tile is computed after the loop over the others, which is the one of decode.py.
@@ -167,7 +167,7 @@ def rope_decode_kernel(
     PART: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """As `rope_append_kernel` and `decode_kernel`, whose parameters these are. x: [sequences, stride]"""
+    """Compute `rope_append_kernel` and `decode_kernel`, and take their parameters. x: [sequences, stride]"""
     TYPE: tl.constexpr = p_x.dtype.element_ty
     DIMS: tl.constexpr = BLOCK_WIDTH if FORM == FORM_PLAIN else 2 * BLOCK_WIDTH
     row_tiles = tl.num_programs(0) // KV_HEADS
@@ -277,7 +277,7 @@ def rope_decode_unsupported(
     sinks: Tensor | None,
 ) -> str | None:
     if batch.max_query_len > 1:
-        return "a sequence brings more than one token"
+        return "a sequence has more than one new token"
     if len(batch.context_len) > MAX_SEQUENCES:
         return f"there are more than {MAX_SEQUENCES} sequences"
     if config.qk_norm == "whole":

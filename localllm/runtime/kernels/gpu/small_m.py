@@ -54,7 +54,7 @@ def ticket_counters(device: torch.device) -> Tensor:
 
 
 def padded_rows(rows: int, gpu: Gpu) -> int:
-    """Return the number of rows that so many rows of x are padded to."""
+    """Return the number of rows that x, with `rows` rows, is padded to."""
     return TENSOR_CORE_COLUMNS if rows <= TENSOR_CORE_COLUMNS and not gpu.amd_arch else MAX_ROWS
 
 
@@ -111,7 +111,7 @@ def prefetch_l2(p):
 def load_squares(p_squares, parts, M, PARTS: tl.constexpr, X_ROWS: tl.constexpr):
     """Return the sums of squares of the parts of rows of x, [PARTS, X_ROWS].
 
-    p_squares: [M, parts] float32; PARTS: a power of two that is no less than parts, or 0 without a norm
+    p_squares: [M, parts] float32; PARTS: a power of two of at least `parts`, or 0 without a norm
     """
     if PARTS == 0:
         return 0.0

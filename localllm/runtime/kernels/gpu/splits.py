@@ -10,7 +10,7 @@ Each program writes the largest score, the sum of weights and the weighted sum o
 `combine_kernel` combines the chunks in order.
 
 Workspace: acc [tokens, heads, SPLITS, dim], max_score and total [tokens, heads, SPLITS], all float32, for the
-tokens of sequences that bring few. If it would exceed MAX_WORKSPACE_BYTES, the sequences take turns in it.
+new tokens of sequences that have few. If it would exceed MAX_WORKSPACE_BYTES, the sequences take turns in it.
 """
 
 # Triton's types of constants and tensors differ from their use in kernels.
@@ -57,7 +57,7 @@ class Turn:
 
     first: int  # sequence
     sequences: int
-    first_token: int  # among the tokens of all sequences that bring few
+    first_token: int  # among the new tokens of all sequences that have few
     tokens: int
 
 
@@ -76,7 +76,7 @@ def turns(batch: Batch, heads: int, splits: int, dim: int) -> Iterator[Turn]:
 
 
 def few_token_counts(batch: Batch) -> list[int]:
-    """Return the tokens that each sequence brings; 0 if they are many, which need no workspace."""
+    """Return the number of new tokens per sequence; 0 if they are many, which need no workspace."""
     if batch.uniform_query_len is not None:  # a captured step has no spans
         counts = [batch.uniform_query_len] * len(batch.context_len)
     else:
@@ -207,7 +207,7 @@ def combine_splits(
 ) -> None:
     """Combine the chunks of a turn into out [T, heads, dim].
 
-    queries: most tokens of a sequence; gate: of the shape of out, or None
+    queries: maximum number of new tokens of a sequence; gate: of the shape of out, or None
     """
     _, heads, splits, dim = space.acc.shape
     columns = min(COMBINE_COLUMNS, triton.next_power_of_2(dim))

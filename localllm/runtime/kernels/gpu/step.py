@@ -5,7 +5,7 @@ nothing to upload while the same sequences continue.
 
 inputs: [3 + tokens, max_sequences] int64, a column per sequence of the step: the token slot of its newest token
 (an index of `newest`), its recurrent state's slot, its length in the cache (negative: the column is padding), and
-the tokens that it brings (negative: the newest token, which only the device knows).
+its new tokens (negative: the newest token, which only the device knows).
 """
 
 from collections.abc import Callable, Iterator

@@ -18,7 +18,7 @@ class Tile:
     block_rows: int  # rows of W per program
     warps: int
     stages: int
-    splits: int  # most parts that columns are split into
+    splits: int  # maximum number of parts that columns are split into
 
 
 @dataclass(frozen=True)

@@ -269,7 +269,7 @@ def test_what_the_kernels_decline() -> None:
     cache = filled(batch, odd, torch.int8, spans, BF16)
     told = dict(explain("attention", queries(spans, odd), cache, batch, odd, None))
     assert told["triton-decode"] == "a quantized cache is read in pairs, but heads have 9 dimensions"
-    assert told["triton-prefill"] == "no sequence brings more than 16 tokens"
+    assert told["triton-prefill"] == "no sequence has more than 16 new tokens"
 
 
 def test_a_window_is_not_split_among_more_programs_than_it_has_tiles() -> None:

@@ -134,7 +134,7 @@ def test_what_the_kernel_declines() -> None:
         return dict(explain("append_and_attend", qkv, cache, batch or own, *rest))["triton-rope-decode"]
 
     assert reason(PLAIN) == "ok"
-    assert reason(PLAIN, step([(9, 2)])) == "a sequence brings more than one token"
+    assert reason(PLAIN, step([(9, 2)])) == "a sequence has more than one new token"
     many = step([(1, 1)] * (MAX_SEQUENCES + 1))
     assert reason(PLAIN, many) == f"there are more than {MAX_SEQUENCES} sequences"
     assert reason(replace(PLAIN, qk_norm="whole")) == "heads are normalized together"
