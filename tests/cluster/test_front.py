@@ -25,8 +25,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from localllm.cluster import place, service
 from localllm.cluster.forwarded import MAX_PIECES, PIECE, ForwardedRequest, bound_name, prefix_names, read_request
-from localllm.cluster.front import BODY, START, Failures, ReplicaAnswer, create_front, no_replica
-from localllm.cluster.merge import merge_metrics
+from localllm.cluster.front import BODY, START, Failures, ReplicaAnswer, create_front, merge_metrics, no_replica
 from localllm.cluster.registry import FrontEntry
 from localllm.cluster.replica import Replica
 from localllm.errors import EngineFailed, LocalLLMError, ReplicaLost, UsageError
