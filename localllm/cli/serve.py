@@ -498,7 +498,7 @@ def check_prefill(flags: Mapping[str, Any]) -> None:
     if flags["cluster"]:
         raise UsageError("processes for prompts are on one machine", "leave out --cluster or --prefill")
     if decode and decode > 1:
-        from localllm.cluster.place import require_ray
+        from localllm.cluster.ray_node import require_ray
 
         require_ray()  # before a simulation, which takes seconds
     if flags["force"]:
