@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from localllm.cli import options
-from localllm.cli.background import check_modes, serve_in_background, stop_background_server
+from localllm.cli.background import (
+    check_modes,
+    install_service,
+    serve_in_background,
+    stop_background_server,
+    uninstall_service,
+)
 from localllm.cli.io import flag_name, note, status
 from localllm.cli.loading import PULL_FLAGS, is_embedder, load_with_flags, resolve_or_fetch
 from localllm.cli.machine import parse_idle_time
@@ -305,12 +311,8 @@ def serve(
         case "stop":
             return stop_background_server()
         case "install":
-            from localllm.cli.service import install_service
-
             return install_service(ctx.params, dry_run=dry_run)
         case "uninstall":
-            from localllm.cli.service import uninstall_service
-
             return uninstall_service()
         case _:
             pass
