@@ -9,7 +9,7 @@ from localllm.metrics import EngineStats, StepReport
 from localllm.protocol.model import Model
 from localllm.tui.drawing import LineWidget, bar
 from localllm.tui.inspector.record import AnswerRecord
-from localllm.tui.inspector.timeline_rows import DIM_STYLE, NO_STEPS_TEXT, Cell, paint_cells
+from localllm.tui.inspector.timeline import DIM_STYLE, NO_STEPS_TEXT, Cell, paint_cells
 
 HEADING = "Blocks of the KV cache; cached blocks are not computed again."
 CACHED_CELL, PROMPT_CELL, ANSWER_CELL, FREE_CELL = (
