@@ -370,9 +370,9 @@ def serve(
 
             load_flags["prefill"] = stack.enter_context(running_prefill(models or [], replica_options))
         # These import torch, which takes a second that no refusal above needs.
+        from localllm.server.app import ServerSetup
         from localllm.server.prometheus import TokenPrice
         from localllm.server.serve import Server
-        from localllm.server.setup import ServerSetup
 
         setup = ServerSetup(
             models or [],

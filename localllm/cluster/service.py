@@ -32,8 +32,8 @@ from localllm.cluster.replica import Replica
 from localllm.disaggregation.supervisor import PrefillSupervisor
 from localllm.errors import DoesNotFit, LocalLLMError, UsageError
 from localllm.hardware.device import resolve_device
+from localllm.server.app import ServerSetup
 from localllm.server.serve import DRAIN_TIMEOUT_S
-from localllm.server.setup import ServerSetup
 
 DEPLOYMENT = "replica"
 APPLICATION = "localllm"
