@@ -24,7 +24,7 @@ from localllm.hub.pull import PullPlan
 from localllm.protocol.model import Model
 from localllm.tui.machine import Cancelled, Machine, ModelOffer, memory_and_speed, parameters_and_license
 
-DOWNLOAD, QUANTIZE = "download", "quantize"
+DOWNLOAD, QUANTIZE = "download", "quantize"  # names of phases
 
 MAX_FILES = 6  # shown of a download, besides the total
 MAX_NOTES = 3

@@ -36,12 +36,13 @@ BUSY_TITLE = " Esc stops the answer "
 EDITING_TITLE = " Enter sends this on a new branch; Esc cancels "
 SEARCHING_TITLE = " search history: type words, Enter takes one, Esc cancels "
 
-MAX_READ_BYTES = 2**20  # of the history, from its end: thousands of messages
 COMMAND_PATTERN = re.compile(r"/\S*")
 FILE_PATTERN = re.compile(r"""(?:^|(?<=\s))@(?:"(?P<quoted>[^"]*)|(?P<bare>[^\s"']*))$""")
 MAX_SCANNED_FILES = 2000  # of a folder
 MAX_SUGGESTIONS = 200
-VISIBLE_ROWS = 6
+VISIBLE_SUGGESTIONS = 6
+
+MAX_READ_BYTES = 2**20  # of the history, from its end: thousands of messages
 
 
 @dataclass(frozen=True)
@@ -99,8 +100,8 @@ class Suggestions(Static):
     @property
     def visible_suggestions(self) -> list[Suggestion]:
         """The suggestions in view, with the selected one in the middle if possible."""
-        first = max(0, min(self.index - VISIBLE_ROWS // 2, len(self.suggestions) - VISIBLE_ROWS))
-        return self.suggestions[first : first + VISIBLE_ROWS]
+        first = max(0, min(self.index - VISIBLE_SUGGESTIONS // 2, len(self.suggestions) - VISIBLE_SUGGESTIONS))
+        return self.suggestions[first : first + VISIBLE_SUGGESTIONS]
 
     def on_click(self, click: Click) -> None:
         click.stop()
