@@ -24,12 +24,12 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from localllm.api.anthropic import responses as anthropic
+from localllm.api.events import error_to_json
 from localllm.api.ollama import responses as ollama
 from localllm.api.openai.responses import error_object
 from localllm.cluster.forwarded import ForwardedRequest, read_request, response_name
 from localllm.errors import Busy, LocalLLMError, NotSupported, ReplicaLost
 from localllm.metrics import Metrics
-from localllm.protocol.events import error_to_json
 from localllm.request import CACHE_SCOPE, CLIENT
 from localllm.routing import REPORT_S
 from localllm.server.access import AccessPolicy

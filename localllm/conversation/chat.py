@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from localllm.conversation.attach import Attachment, prompt_with_files
+from localllm.conversation.model import ChatModel, Stream
 from localllm.errors import UsageError
 from localllm.metrics import Metrics
-from localllm.protocol.model import ChatModel, Stream
 from localllm.request import ChatRequest, EventType, FinishReason, GenerationEvent, SamplingParams
 
 Message = dict[str, str]

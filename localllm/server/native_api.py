@@ -29,6 +29,7 @@ from localllm.api.body import (
     parse_json_object,
     validate,
 )
+from localllm.api.events import SERVER_NAME, error_to_json, event_to_json
 from localllm.api.openai.messages import MessageList, parse_messages
 from localllm.api.parsed_request import ParsedRequest
 from localllm.errors import AccessDenied, BadField, LocalLLMError, ModelNotFound, UsageError
@@ -36,7 +37,6 @@ from localllm.hardware.device import free_bytes, resolve_device
 from localllm.llm.kv_transfer import StateExport, StateImport
 from localllm.llm.llm import LLM
 from localllm.metrics import EngineStats
-from localllm.protocol.events import SERVER_NAME, error_to_json, event_to_json
 from localllm.request import CACHE_SCOPE, CLIENT, ChatRequest, SamplingParams
 from localllm.request import Request as Prepared
 from localllm.sampling import params_from_json, params_to_json

@@ -17,11 +17,11 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
+from localllm.conversation.model import Model
 from localllm.errors import LocalLLMError
 from localllm.formatting import format_bytes, format_seconds, one_line
 from localllm.hub.listing import RemoteFile
 from localllm.hub.pull import PullPlan
-from localllm.protocol.model import Model
 from localllm.tui.machine import Cancelled, Machine, ModelOffer, memory_and_speed, parameters_and_license
 
 DOWNLOAD, QUANTIZE = "download", "quantize"  # names of phases

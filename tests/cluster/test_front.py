@@ -23,13 +23,13 @@ import pytest
 import torch
 from starlette.types import Message, Receive, Scope, Send
 
+from localllm.api.events import error_to_json
 from localllm.cluster import ray_node, service
 from localllm.cluster.forwarded import MAX_PIECES, PIECE, ForwardedRequest, bound_name, prefix_names, read_request
 from localllm.cluster.front import BODY, START, Failures, ReplicaAnswer, create_front, merge_metrics, no_replica
 from localllm.cluster.ray_node import FrontEntry
 from localllm.cluster.replica import Replica
 from localllm.errors import EngineFailed, LocalLLMError, ReplicaLost, UsageError
-from localllm.protocol.events import error_to_json
 from localllm.request import PREFIX_NAMES
 from localllm.routing import Router
 from localllm.runtime.kv_cache.prefix_journal import PrefixJournal

@@ -9,7 +9,7 @@ from textual.app import App
 from textual.screen import Screen
 
 from localllm.cli.machine import LOADING_FIELDS, LocalMachine
-from localllm.protocol.model import Model
+from localllm.conversation.model import Model
 from localllm.tui.load_screen import LoadScreen, LoadTask
 from localllm.tui.machine import Cancelled, ModelOffer
 

@@ -4,9 +4,9 @@ from typing import Protocol, runtime_checkable
 
 from textual.content import Content
 
+from localllm.conversation.model import Model
 from localllm.formatting import format_bytes, format_moves
 from localllm.metrics import EngineStats, StepReport
-from localllm.protocol.model import Model
 from localllm.tui.drawing import LineWidget, bar
 from localllm.tui.inspector.record import AnswerRecord
 from localllm.tui.inspector.timeline import DIM_STYLE, NO_STEPS_TEXT, Cell, paint_cells
