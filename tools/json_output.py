@@ -7,11 +7,10 @@ from typing import Annotated, Any, Literal, NamedTuple, NotRequired
 from typing_extensions import TypedDict  # Pydantic supports no other before Python 3.12
 
 from localllm.benchmark import result
-from localllm.benchmark.ceilings import Ceilings
 from localllm.benchmark.load.drive import Load
 from localllm.benchmark.machine import Machine, Noise
 from localllm.benchmark.products import ProductRate
-from localllm.benchmark.roofline import Bound, Roofline
+from localllm.benchmark.roofline import Bound, Ceilings, Roofline
 from localllm.benchmark.scenario import Scenario
 from localllm.benchmark.summary import Ratio
 from localllm.checkpoint.facts import Format

@@ -3,12 +3,11 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from localllm.benchmark.ceilings import Ceilings
 from localllm.benchmark.figures import decode_phase, prefill_phase
 from localllm.benchmark.machine import Machine, Noise
 from localllm.benchmark.measure import Round
 from localllm.benchmark.products import ProductRate
-from localllm.benchmark.roofline import Roofline
+from localllm.benchmark.roofline import Ceilings, Roofline
 from localllm.benchmark.scenario import Scenario
 from localllm.benchmark.summary import Distribution, Ratio, RequestSummary, summarize
 from localllm.hardware.measure import MIN_CPU_SHARE

@@ -9,13 +9,12 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 
 from localllm.arch.cost import SequenceStep, bytes_read, parameter_count
-from localllm.benchmark import ceilings, figures
-from localllm.benchmark.ceilings import Ceilings
+from localllm.benchmark import figures
 from localllm.benchmark.machine import NoiseMeter, describe_machine
 from localllm.benchmark.measure import Round, RoundRunner
 from localllm.benchmark.products import ProductRate, measure_products
 from localllm.benchmark.result import BenchmarkResult, Loaded, ModelResult, PairedComparison, ScenarioResult
-from localllm.benchmark.roofline import compute_roofline
+from localllm.benchmark.roofline import Ceilings, compute_roofline, measure_ceilings
 from localllm.benchmark.scenario import PromptSource, Scenario, ScenarioGrid, required_context, unrunnable_reason
 from localllm.benchmark.summary import check_pairs, paired_ratio
 from localllm.checkpoint.facts import tensor_formats
@@ -83,7 +82,7 @@ class BenchmarkedModel:
         phases = [figures.decode_phase(phase) for rounds in self.rounds.values() for phase in rounds]
         step_tokens = {sum(share.tokens for share in phase.shares) for phase in phases if phase}
         self.peak_bytes = max(self.peak_bytes, peak_bytes(device))
-        measured = ceilings.measure_ceilings(
+        measured = measure_ceilings(
             representative_matrix(self.subject.header),
             self.runner.model.dtype,
             device,

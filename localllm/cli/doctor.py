@@ -259,7 +259,7 @@ def _nvidia(with_torch: bool, fault: str | None) -> Nvidia:
 def _measure_rates(device: str, settings: Settings) -> Measurement:
     import torch
 
-    from localllm.benchmark.ceilings import measure_packed_rate
+    from localllm.benchmark.roofline import measure_packed_rate
 
     torch_device = torch.device(device)
     try:

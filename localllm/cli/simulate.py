@@ -494,13 +494,13 @@ def simulate(
     if gantt == TERMINAL:
         from rich.console import Console
 
-        from localllm.benchmark.gantt import format_gantt
+        from localllm.benchmark.simulation_plot import format_gantt
 
         out.write("\n")
         console = Console(highlight=False, width=None if out.terminal else PAGE_WIDTH)
         console.print(format_gantt(report, console.width), end="", no_wrap=True, crop=False)
     elif gantt_file:
-        from localllm.benchmark.gantt import draw_gantt
+        from localllm.benchmark.simulation_plot import draw_gantt
 
         draw_gantt(report, gantt_file)
 

@@ -23,11 +23,10 @@ from localllm.settings import Settings
 
 if TYPE_CHECKING:  # they import torch, which takes a second that no refusal needs
     from localllm.plan.parallel import Parallel
-    from localllm.simulate.capacity import Objective
+    from localllm.simulate.capacity import Objective, Variant
     from localllm.simulate.fleet import FleetSetup
     from localllm.simulate.load import LoadPlan
     from localllm.simulate.report import Report
-    from localllm.simulate.requirement import Variant
     from localllm.simulate.simulation import Observer
     from localllm.simulate.target import Target
     from localllm.simulate.tiers import TierSetup
@@ -100,7 +99,7 @@ def prepare_simulation(flags: Mapping[str, Any]) -> PreparedSimulation:
     price = choose_price(target.device_model or target.device, flags["price"], flags["prices"])
     variants: list[list[Variant]] = []
     if objective:
-        from localllm.simulate.requirement import policy_variants
+        from localllm.simulate.capacity import policy_variants
 
         formats = setting_variants(load_options, header, gpu, target, make_target)
         variants = [[*policy_variants(load, target)], *formats]
@@ -218,9 +217,8 @@ def run_prepared(
 
     observer: sees the first run
     """
-    from localllm.simulate.capacity import find_capacity, sensitivities
+    from localllm.simulate.capacity import find_capacity, find_requirement, sensitivities
     from localllm.simulate.report import Report
-    from localllm.simulate.requirement import find_requirement
     from localllm.simulate.simulation import simulate as run_simulation
 
     target, load, objective = simulation.target, simulation.load, simulation.objective

@@ -1,9 +1,15 @@
-"""Features of this processor, and which of them LOCALLLM_CPU lets the compiled kernels use."""
+"""This machine's processor: its features, and which of them LOCALLLM_CPU lets the compiled kernels use; its
+physical cores, without efficiency cores.
+
+LLVM detects the features; cores are read from Linux's /sys/devices, or from macOS' sysctl.
+"""
 
 import functools
 import importlib.metadata
+import os
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 from localllm import __version__
@@ -51,6 +57,11 @@ X86_FEATURES = {
     "avx2": ("avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "popcnt", "sse4.2"),
     "avx512": ("avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"),
 }
+SYSTEM = Path("/sys/devices")
+# Share of the largest capacity, or of the highest clock, that a performance core has. Efficiency cores have a
+# capacity of 0.25 to 0.45 on ARM, and a clock of 0.65 as compact cores of Zen 5; Intel lists its own. Clocks of
+# performance cores differ by 0.05.
+PERFORMANCE_CAPACITY, PERFORMANCE_CLOCK = 0.5, 0.7
 
 
 @functools.cache
@@ -166,6 +177,67 @@ def target_of(features: Mapping[str, bool]) -> KernelTarget:
     if level == "avx512":
         flags.append("-prefer-256-bit")  # kernels are written for vectors of 512 bits
     return KernelTarget(X86_TARGETS[level], ",".join(flags), product)
+
+
+def count_cores(system: Path = SYSTEM) -> int | None:
+    """Return the cores that this process may use, without efficiency cores; None where the system lists none.
+
+    SMT siblings are one core: they share the units that multiply and the caches.
+    """
+    if platform.system() == "Darwin":
+        return read_sysctl("hw.perflevel0.physicalcpu")
+    if not hasattr(os, "sched_getaffinity"):
+        return None
+    allowed = os.sched_getaffinity(0)
+    fast = allowed - efficiency_cpus(allowed, system)
+    cores = {sibling_cpus(cpu, system) for cpu in fast}
+    return len(cores) if all(cores) else None
+
+
+def sibling_cpus(cpu: int, system: Path) -> tuple[int, ...]:
+    """Return the logical processors of a processor's core; empty where the system does not list them."""
+    topology = system / "system" / "cpu" / f"cpu{cpu}" / "topology"
+    names = ("core_cpus_list", "thread_siblings_list")  # the second before Linux 5.3
+    return next((tuple(cpus) for name in names if (cpus := read_cpu_list(topology / name))), ())
+
+
+def efficiency_cpus(allowed: Collection[int], system: Path) -> set[int]:
+    """Return the logical processors of efficiency cores, from the first of three sources that has some."""
+    if listed := read_cpu_list(system / "cpu_atom" / "cpus"):  # Intel's hybrids
+        return set(listed) if set(allowed) - set(listed) else set()
+    for name, share in (("cpu_capacity", PERFORMANCE_CAPACITY), ("cpufreq/cpuinfo_max_freq", PERFORMANCE_CLOCK)):
+        values = {cpu: read_number(system / "system" / "cpu" / f"cpu{cpu}" / name) for cpu in allowed}
+        numbers = [value for value in values.values() if value is not None]
+        slow = {cpu for cpu, value in values.items() if value is not None and value < share * max(numbers)}
+        if slow:
+            return slow
+    return set()
+
+
+def read_cpu_list(file: Path) -> list[int]:
+    """Read a list such as 0-3,8; empty where there is none."""
+    try:
+        ranges = [part.split("-") for part in file.read_text().strip().split(",") if part]
+        return [cpu for first, *last in ranges for cpu in range(int(first), int((last or [first])[0]) + 1)]
+    except (OSError, ValueError):
+        return []
+
+
+def read_number(file: Path) -> int | None:
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def read_sysctl(name: str) -> int | None:
+    """Read a number from macOS' sysctl; None where it is unknown, as on Macs with a processor of Intel."""
+    import subprocess  # only macOS needs it, and commands that do not compute import this file
+
+    try:
+        return int(subprocess.run(["sysctl", "-n", name], capture_output=True, check=True).stdout)
+    except (OSError, ValueError, subprocess.CalledProcessError):
+        return None
 
 
 def library_versions(libraries: Iterable[str]) -> dict[str, str | None]:

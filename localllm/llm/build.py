@@ -14,7 +14,7 @@ import torch
 
 from localllm.arch.stages import Position
 from localllm.checkpoint.digest import digest_model
-from localllm.checkpoint.stages import part_of_model
+from localllm.checkpoint.partition import part_of_model
 from localllm.disaggregation.connection import PrefillAddress, PrefillProcess, WorkerAddress
 from localllm.disaggregation.prefill_tier import PrefillTier
 from localllm.disaggregation.supervisor import PrefillSupervisor
@@ -22,13 +22,13 @@ from localllm.errors import LocalLLMError, UsageError
 from localllm.hardware.device import anonymous_bytes, device_context, processor_features, rank_device
 from localllm.llm.cache_allocation import CacheAllocation, CacheSpec, measured_growth
 from localllm.llm.find import LoadRequest, LocalModel
-from localllm.llm.kept_layout import LayoutUse, open_layout
 from localllm.llm.load_plan import LoadPlan
 from localllm.plan.fit import shortage_error
 from localllm.plan.memory import BLOCK_SIZE, MAX_VERIFIED_TOKENS, TOKEN_BUDGET, MemoryPlan
 from localllm.receipts import provenance
 from localllm.runtime.device_errors import translate_device_errors
 from localllm.runtime.engine import Engine
+from localllm.runtime.kept_weights import LayoutUse, open_layout
 from localllm.runtime.kernels import triton_unsupported
 from localllm.runtime.kernels.threads import use_threads
 from localllm.runtime.kv_cache.prefix_copy import SEGMENT_BLOCKS
@@ -103,7 +103,11 @@ def build(model: LocalModel, plan: LoadPlan, request: LoadRequest) -> BuiltModel
             translate_device_errors(lambda: shortage_of(memory)),
         ):
             # Of one process of several, laid-out weights are not kept.
-            use = nullcontext(LayoutUse()) if leader else open_layout(model, plan.fit.weights.total, request)
+            use = (
+                nullcontext(LayoutUse())
+                if leader
+                else open_layout(model.header.path, device, plan.fit.weights.total, request.settings, phases)
+            )
             kept = undo.enter_context(use)
             with phases("weights"):
                 decoder, read_bytes_per_s = load_decoder(

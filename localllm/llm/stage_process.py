@@ -22,7 +22,7 @@ import torch
 from localllm.arch.describe import parse_config
 from localllm.checkpoint.digest import FileDigest, digest_model
 from localllm.checkpoint.header import read_header
-from localllm.checkpoint.stages import part_of_model
+from localllm.checkpoint.partition import part_of_model
 from localllm.errors import ModelNotFound, UsageError
 from localllm.hardware.device import (
     DTYPES,

@@ -20,7 +20,7 @@ import torch
 from localllm.arch.describe import parse_config
 from localllm.arch.stages import Position
 from localllm.checkpoint.header import read_header
-from localllm.checkpoint.stages import part_of_model
+from localllm.checkpoint.partition import part_of_model
 from localllm.hardware.device import anonymous_bytes, device_context, rank_device
 from localllm.metrics import PhaseTimer
 from localllm.parallel.channel import CACHES, COPIED, COPY_IN, COPY_OUT, SETUP, STEP, Channel, wait_for_hangup

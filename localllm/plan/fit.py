@@ -13,7 +13,7 @@ from localllm.arch.cost import WeightBytes, why_not_4_bit_cache
 from localllm.arch.describe import parse_config
 from localllm.arch.stages import Position, check_processes
 from localllm.checkpoint.header import Header
-from localllm.checkpoint.stages import divide_model, part_of_model
+from localllm.checkpoint.partition import divide_model, part_of_model
 from localllm.errors import DoesNotFit, UnsupportedModel, UsageError
 from localllm.formatting import format_bytes
 from localllm.hardware.device import dtype_for, kv_dtype_for

@@ -16,8 +16,7 @@ from localllm.quant.tensor import QuantizedTensor
 from localllm.quantize import awq, gptq, smoothquant
 from localllm.quantize.folds import ScaleFold, apply_fold, find_folds
 from localllm.quantize.inputs import InputStatistics
-from localllm.quantize.layers import HiddenStates, InputHook, build_layer, observe_linears
-from localllm.quantize.resident import RecordedWeights
+from localllm.quantize.layers import HiddenStates, InputHook, RecordedWeights, build_layer, observe_linears
 from localllm.quantize.source import Recipe
 from localllm.quantize.states import QuantizationResult
 from localllm.runtime.kernels.threads import run_in_parts

@@ -27,9 +27,8 @@ from localllm.quant.tensor import QuantizedTensor
 from localllm.quantize import states
 from localllm.quantize.artefact import Artefact
 from localllm.quantize.check import check_memory, check_recipe
-from localllm.quantize.layers import CPU, HiddenStates, build_layer
+from localllm.quantize.layers import CPU, HiddenStates, RecordedWeights, RecordingSource, build_layer
 from localllm.quantize.matrices import CalibratedLayer, quantizable_names, round_to_nearest
-from localllm.quantize.resident import RecordedWeights, RecordingSource
 from localllm.quantize.source import INSTEAD, Recipe, check_source
 from localllm.quantize.states import QuantizationResult, digest_token_ids
 from localllm.quantize.store import artefact_lock, artefact_path, find_artefact, recipe_of

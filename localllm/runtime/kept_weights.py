@@ -1,4 +1,4 @@
-"""Laid-out weights on disk: mapped instead of laid out again, and written by `--keep-layout`.
+"""Laid-out weights on disk: mapped by a load on a CPU instead of laid out again, and written by `--keep-layout`.
 
 The layout is the same on every processor that has kernels. All pages are read once to compare their checksums,
 which also maps them. They are the system's cache: shared by processes, and dropped when memory is short.
@@ -9,8 +9,10 @@ import hashlib
 import math
 import mmap
 import os
+import shutil
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,14 +22,20 @@ from torch import Tensor
 from localllm import __version__
 from localllm.checkpoint import kept_layouts
 from localllm.checkpoint.kept_layouts import PAGE_BYTES, PARTIAL_SUFFIX, KeptIndex, damaged
+from localllm.errors import DamagedModel, LocalLLMError
+from localllm.formatting import format_bytes
 from localllm.hardware.device import dtype_name
+from localllm.metrics import PhaseTimer
 from localllm.quant import packing
 from localllm.quant.formats import interleaved
 from localllm.quant.packing import INTERLEAVED_BITS
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels.cpu import interleave
+from localllm.runtime.kernels.cpu.compile import cpu_supported
+from localllm.settings import Settings
 
 WORD_BYTES = 8  # of the sums over a page that are its checksum
+SPARE_BYTES = 2**30  # that stay free on the disk
 POPULATE_READ = 22  # MADV_POPULATE_READ of Linux 5.14, which Python does not name
 
 
@@ -153,3 +161,92 @@ def page_sums(content: Tensor) -> Tensor:
 def checksum(sums: Tensor) -> str:
     """Return the digest of all pages' checksums."""
     return hashlib.sha256(sums.contiguous().numpy().data).hexdigest()
+
+
+@dataclass
+class LayoutUse:
+    """How a load uses the kept layout of its model."""
+
+    layout: KeptLayout | None = None
+    note: str = ""  # for the user
+
+    @property
+    def mapped_file(self) -> Path | None:
+        """The file that weights are mapped from; None if they were laid out."""
+        return self.layout.path if isinstance(self.layout, KeptWeights) else None
+
+    def finish(self, phases: PhaseTimer) -> None:
+        """Finish the file, if this load writes one."""
+        if not isinstance(self.layout, KeptWeightsWriter):
+            return
+        path = self.layout.path
+        with phases("layout"):
+            is_kept = self.layout.finish()
+        if is_kept:
+            self.note = f"laid-out weights are kept in {path} ({format_bytes(path.stat().st_size)})"
+        elif self.layout.error:
+            self.note = cannot_keep(path, self.layout.error)
+        else:
+            self.note = "there is no layout to keep: no weights of this model were laid out"
+
+
+@contextlib.contextmanager
+def open_layout(
+    source: Path, device: torch.device, weight_bytes: int, settings: Settings, phases: PhaseTimer
+) -> Iterator[LayoutUse]:
+    """Map the kept layout of a model, or begin to write it with `keep_layout`.
+
+    A damaged file is named in the note and not used. weight_bytes: of the laid-out weights, at most
+    """
+    cache, keeps = settings.cache, settings.keep_layout
+    if device.type != "cpu" or not cpu_supported():
+        yield LayoutUse(note="--keep-layout has no effect here: weights are not laid out" if keeps else "")
+        return
+    if not (keeps or kept_layouts.has_files(cache)):
+        yield LayoutUse()
+        return
+    key = kept_layouts.model_key(source)
+    use, path = LayoutUse(), kept_layouts.kept_path(cache, key, layout_digest())
+    if path.exists():
+        try:
+            with phases("layout"):
+                use.layout = KeptWeights(path)
+        except (DamagedModel, OSError) as error:
+            use.note = str(error)
+    with contextlib.ExitStack() as undo:
+        if keeps and not use.layout:
+            try:
+                if undo.enter_context(kept_layouts.writing(path)):
+                    remove_outdated(cache, key, path)
+                    start_writing(use, path, source, weight_bytes)
+                else:
+                    use.note = f"another process is writing {path}"
+            except OSError as error:
+                use.note = cannot_keep(path, error)
+        if isinstance(use.layout, KeptWeightsWriter):
+            undo.callback(use.layout.abort)  # before the lock is released
+        yield use
+
+
+def start_writing(use: LayoutUse, path: Path, source: Path, weight_bytes: int) -> None:
+    """Start to write the layout if the disk has room for it."""
+    free = shutil.disk_usage(path.parent).free
+    if free >= weight_bytes + SPARE_BYTES:
+        use.layout = KeptWeightsWriter(path, source)
+        return
+    use.note = (
+        f"the layout takes about {format_bytes(weight_bytes)} and is not kept: the disk with {path.parent} has "
+        f"{format_bytes(free)} left"
+    )
+
+
+def cannot_keep(path: Path, error: OSError) -> str:
+    return f"laid-out weights cannot be kept in {path.parent} ({error.strerror})"
+
+
+def remove_outdated(cache: Path, key: str, path: Path) -> None:
+    """Remove what other versions kept of the model, and the layouts of models that no longer exist."""
+    others = [file for file in kept_layouts.files_by_key(cache, key) if file.path != path]
+    for file in [*others, *kept_layouts.orphaned_files(cache)]:
+        with contextlib.suppress(LocalLLMError, OSError):
+            file.remove()

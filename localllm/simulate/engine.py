@@ -1,7 +1,7 @@
 """The engine of a simulation: scheduler, block pool and loop are the product's; a step computes nothing and takes
 the time that its shape costs.
 
-Decoding sequences are advanced as a group (`decode_group.py`), and `advance` skips over the steps in which nothing
+Decoding sequences are advanced as a group (`DecodeGroup`), and `advance` skips over the steps in which nothing
 is decided: no sequence arrives, ends or is preempted. Both leave everything as if each had been scheduled by
 itself, which `tests/simulate` compares step for step.
 """

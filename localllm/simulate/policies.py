@@ -12,8 +12,7 @@ from typing import Protocol
 from localllm.runtime.kv_cache.sequence_state import BlockPool, OutOfBlocks
 from localllm.runtime.scheduler import FIRST_BUDGET_SHARE, ChunkPolicy, Scheduler
 from localllm.runtime.sequence import Sequence
-from localllm.simulate.decode_group import DecodeGroup
-from localllm.simulate.sequence import SimulatedSequence
+from localllm.simulate.sequence import DecodeGroup, SimulatedSequence
 
 
 class CountingBlockPool(BlockPool):

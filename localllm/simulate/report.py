@@ -7,11 +7,10 @@ from typing import Any
 
 from localllm.formatting import format_bytes, format_columns, format_seconds, format_table, three_digits
 from localllm.hardware.prices import RentalPrice
-from localllm.simulate.capacity import Capacity, Objective, Sensitivity
+from localllm.simulate.capacity import Capacity, Objective, Requirement, Sensitivity
 from localllm.simulate.cost import Cost
 from localllm.simulate.fleet import FleetSetup
 from localllm.simulate.load import LoadPlan
-from localllm.simulate.requirement import Requirement
 from localllm.simulate.simulation import MEASURES, PERCENTILES, EngineSetup, Simulated
 from localllm.simulate.target import Target
 from localllm.simulate.tiers import TierSetup

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from localllm.benchmark.gpu.kernel_check import compared, converted
+from localllm.benchmark.gpu.self_test import compared, converted
 from localllm.runtime.engine import Engine
 from localllm.runtime.kernels.registry import KERNELS, prefer_kernel
 from localllm.runtime.kv_cache.tensors import KVCache

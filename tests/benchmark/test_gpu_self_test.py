@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from localllm.benchmark.gpu import kernel_check, self_test
+from localllm.benchmark.gpu import self_test
 from localllm.benchmark.gpu.generated import DEEPSEEK, GPT_OSS, QWEN3_5, TINY
 from localllm.benchmark.gpu.self_test import CHECKS, MEASURED, PRODUCTS, ROWS, layers, run_self_test
 from localllm.benchmark.gpu.self_test_report import SelfTest, StepRate, self_test_rows, store
@@ -58,7 +58,7 @@ OPERATIONS = {
 def short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer and shorter prompts, as kernels are interpreted."""
     for name, value in (("PROMPTS", (1, 18)), ("BESIDE", 2), ("ANSWER", 1)):
-        monkeypatch.setattr(kernel_check, name, value)
+        monkeypatch.setattr(self_test, name, value)
 
 
 @pytest.mark.skipif(not TRITON, reason="Triton is not installed")

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from localllm.benchmark.gantt import TERMINAL_LANES, draw_gantt, format_gantt, lanes_of
-from localllm.benchmark.simulation_plot import draw_simulation
+from localllm.benchmark.simulation_plot import TERMINAL_LANES, draw_gantt, draw_simulation, format_gantt, lanes_of
 from localllm.hardware.catalog import find_device
 from localllm.plan.fit import LoadOptions
 from localllm.simulate.capacity import Objective

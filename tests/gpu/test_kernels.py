@@ -8,7 +8,7 @@ import torch
 
 from localllm.benchmark.gpu.decode_steps import generate
 from localllm.benchmark.gpu.generated import SHAPES, Form
-from localllm.benchmark.gpu.kernel_check import compared, run_all_kinds_of_steps
+from localllm.benchmark.gpu.self_test import compared, run_all_kinds_of_steps
 from localllm.quant.vectors import KV_DTYPES, KVDtype
 from tests.gpu.steps import greedy, run, text
 from tests.models.families import FAMILIES

@@ -15,7 +15,7 @@ import torch
 
 import localllm
 from localllm import LLM, SamplingParams
-from localllm.benchmark.gpu import kernel_check, self_test
+from localllm.benchmark.gpu import self_test
 from localllm.benchmark.gpu.generated import TINY
 from localllm.checkpoint.matrices import PackedMatrix
 from localllm.hardware import measure
@@ -138,9 +138,9 @@ def test_the_self_test_measures_captured_products_and_steps(monkeypatch: pytest.
     monkeypatch.setattr(self_test, "PRODUCTS", ("bf16",))
     monkeypatch.setattr(self_test, "MEASURED", (("8B", "bf16"),))
     # Each sequence costs hundreds of calls here; tests/benchmark/test_gpu_self_test.py has steps of many.
-    monkeypatch.setattr(kernel_check, "PROMPTS", (5, 70))
-    monkeypatch.setattr(kernel_check, "BESIDE", 3)
-    monkeypatch.setattr(kernel_check, "ANSWER", 1)
+    monkeypatch.setattr(self_test, "PROMPTS", (5, 70))
+    monkeypatch.setattr(self_test, "BESIDE", 3)
+    monkeypatch.setattr(self_test, "ANSWER", 1)
     monkeypatch.setitem(measure.MATRIX_ROWS, "cuda", 64)
     monkeypatch.setitem(measure.BUFFER_BYTES, "cuda", 2**20)
     monkeypatch.setitem(measure.PREFILL_ROWS, "cuda", 8)

@@ -17,7 +17,7 @@ import torch
 from localllm.arch.describe import parse_config
 from localllm.arch.stages import Position
 from localllm.checkpoint.header import read_header
-from localllm.checkpoint.stages import divide_model
+from localllm.checkpoint.partition import divide_model
 from localllm.parallel.channel import Channel, open_memory
 from localllm.parallel.group import ProcessLeader
 from localllm.parallel.handshake import prepare

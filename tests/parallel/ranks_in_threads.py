@@ -17,7 +17,7 @@ from localllm.arch.cost import state_bytes
 from localllm.arch.describe import parse_config
 from localllm.arch.stages import Position
 from localllm.checkpoint.header import read_header
-from localllm.checkpoint.stages import divide_model, part_of_model
+from localllm.checkpoint.partition import divide_model, part_of_model
 from localllm.checkpoint.tensors import Weights
 from localllm.parallel.channel import COPY_IN, COPY_OUT, STEP
 from localllm.parallel.remote_caches import RemoteCaches, answer_copy_in, answer_copy_out

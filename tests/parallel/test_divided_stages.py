@@ -18,7 +18,7 @@ import torch
 
 import localllm
 from localllm.checkpoint.header import read_header
-from localllm.checkpoint.stages import part_of_model
+from localllm.checkpoint.partition import part_of_model
 from localllm.errors import NoSuchDevice, RankFailed, UnsupportedModel
 from localllm.llm import find, stage_process
 from localllm.parallel.remote import RemoteLeader, RemoteWorker

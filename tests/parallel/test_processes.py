@@ -21,7 +21,7 @@ import torch
 import localllm
 from localllm.arch.stages import Position
 from localllm.checkpoint.header import read_header
-from localllm.checkpoint.stages import part_of_model
+from localllm.checkpoint.partition import part_of_model
 from localllm.errors import LocalLLMError, RankFailed, UnsupportedModel, UsageError
 from localllm.llm.kv_transfer import StateExport, StateImport
 from localllm.llm.llm import LLM

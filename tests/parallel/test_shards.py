@@ -16,8 +16,7 @@ from localllm.arch.describe import parse_config
 from localllm.arch.shard import Shard
 from localllm.arch.stages import Position
 from localllm.checkpoint.header import read_header
-from localllm.checkpoint.shards import shard_model
-from localllm.checkpoint.stages import part_of_model
+from localllm.checkpoint.partition import part_of_model, shard_model
 from localllm.checkpoint.tensors import Weights
 from localllm.errors import UnsupportedModel
 from localllm.parallel.steps import StepDecoder, StepEncoder

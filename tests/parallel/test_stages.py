@@ -12,7 +12,7 @@ from localllm.arch.config import AttentionConfig, LayerConfig, MLPConfig, ModelC
 from localllm.arch.describe import parse_config
 from localllm.arch.stages import Position, divide_layers, parse_shares, stages_between
 from localllm.checkpoint.header import read_header
-from localllm.checkpoint.stages import divide_model, part_of_model
+from localllm.checkpoint.partition import divide_model, part_of_model
 from localllm.errors import UnsupportedModel, UsageError
 from localllm.plan.fit import FreeMemory, LoadOptions, check_fit
 from localllm.runtime.engine import Engine

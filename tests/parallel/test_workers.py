@@ -27,7 +27,7 @@ import localllm
 from localllm.arch.stages import Position
 from localllm.checkpoint.digest import digest_model
 from localllm.checkpoint.header import read_header
-from localllm.checkpoint.stages import part_of_model
+from localllm.checkpoint.partition import part_of_model
 from localllm.cli.worker import worker as worker_command
 from localllm.errors import (
     AccessDenied,

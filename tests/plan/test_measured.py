@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
-from localllm.benchmark.ceilings import measure_ceilings
+from localllm.benchmark.roofline import measure_ceilings
 from localllm.checkpoint.header import TensorHeader, read_header
 from localllm.checkpoint.matrices import PackedMatrix
 from localllm.hardware import gpu_clock, measure

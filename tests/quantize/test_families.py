@@ -11,9 +11,8 @@ from localllm.checkpoint.header import Header, read_header
 from localllm.plan.weights import UNQUANTIZED_MATRIX
 from localllm.quant.tensor import QuantizedTensor
 from localllm.quantize.folds import apply_fold, find_folds
-from localllm.quantize.layers import HiddenStates, build_layer
+from localllm.quantize.layers import HiddenStates, RecordedWeights, build_layer
 from localllm.quantize.quantizer import quantize_layers
-from localllm.quantize.resident import RecordedWeights
 from localllm.quantize.source import Recipe
 from tests.models.families import FAMILIES
 from tests.quantize.reference import MemoryArtefact, plain

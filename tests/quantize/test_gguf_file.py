@@ -21,8 +21,7 @@ from localllm.arch.config import Llama3Scaling, ModelConfig, PerFrequencyScaling
 from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import read_header
 from localllm.errors import DamagedModel, UnsupportedModel, UsageError
-from localllm.quantize.gguf_file import locked_draft, write_gguf
-from localllm.quantize.gguf_vocabulary import tokenizer_keys
+from localllm.quantize.gguf_file import locked_draft, tokenizer_keys, write_gguf
 from localllm.request import SamplingParams
 from localllm.text.backends import SPACE
 from localllm.text.pretokenizers import GPT2, PRE_TOKENIZERS

@@ -11,12 +11,11 @@ from localllm.hardware.catalog import find_device
 from localllm.plan.fit import LoadOptions
 from localllm.plan.parallel import Link
 from localllm.routing import parse_replicas
-from localllm.simulate.capacity import Capacity, Objective
+from localllm.simulate.capacity import Capacity, Objective, enlarged, find_requirement
 from localllm.simulate.cost import ScaledCost
 from localllm.simulate.fleet import FleetSetup, parse_kills
 from localllm.simulate.load import Lengths, LoadPlan, Turn
 from localllm.simulate.report import Report, answer_lines
-from localllm.simulate.requirement import enlarged, find_requirement
 from localllm.simulate.simulation import EngineSetup, Simulated, simulate
 from localllm.simulate.target import Target, roofline_target
 from tests.plan.published import LLAMA_8B, header_of

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from localllm.errors import UsageError
+from localllm.simulate.capacity import policy_variants
 from localllm.simulate.fleet import FleetSetup
 from localllm.simulate.load import Lengths, LoadPlan
-from localllm.simulate.requirement import policy_variants
 from localllm.simulate.simulation import EngineSetup, Simulated, simulate
 from localllm.simulate.target import Target
 from tests.simulate.engines import LinearCost

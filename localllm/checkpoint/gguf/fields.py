@@ -7,8 +7,7 @@ import struct
 from typing import Any
 
 from localllm.arch.fields import MAX_INT
-from localllm.checkpoint.gguf.cursor import GGUFTensor
-from localllm.checkpoint.gguf.header import GGUFHeader
+from localllm.checkpoint.gguf.header import GGUFHeader, GGUFTensor
 from localllm.errors import DamagedModel
 
 MAX_FACTORS = 2**16  # values in a rope table

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from localllm.hardware.topology import count_cores
+from localllm.hardware.processor import count_cores
 
 # For smaller models, two threads wait for each other longer than they save (docs/lab-log.md).
 SMALL_MODEL_BYTES = 40_000_000

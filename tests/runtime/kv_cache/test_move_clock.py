@@ -8,9 +8,9 @@ from localllm.formatting import format_moves
 from localllm.llm.worker import tier_moves
 from localllm.runtime.kv_cache.disk_folder import CacheFolder
 from localllm.runtime.kv_cache.disk_tier import DiskTier
-from localllm.runtime.kv_cache.move_clock import MoveClock
 from localllm.runtime.kv_cache.sequence_state import CacheCopies
 from localllm.runtime.kv_cache.tiers import CopyRun
+from localllm.runtime.runner import MoveClock
 from tests.models.families import FAMILIES
 from tests.runtime.kv_cache.test_disk_tier import SIZE, identity, load, prompt_of
 from tests.runtime.test_engine import run, sequence

@@ -17,7 +17,6 @@ import localllm
 from localllm.checkpoint import digest
 from localllm.checkpoint.kept_layouts import kept_files, writing
 from localllm.errors import UsageError
-from localllm.llm import kept_layout
 from localllm.runtime import kept_weights
 from localllm.runtime.kept_weights import KeptWeightsWriter
 from localllm.settings import Settings
@@ -161,7 +160,7 @@ def test_other_code_lays_weights_out_again(
 ) -> None:
     load(model, keep_layout=True)
     before = only_file(tmp_path)
-    monkeypatch.setattr(kept_layout, "layout_digest", lambda: "0" * 64)
+    monkeypatch.setattr(kept_weights, "layout_digest", lambda: "0" * 64)
     assert load(model).file is None
     load(model, keep_layout=True)
     assert only_file(tmp_path) != before
@@ -172,7 +171,7 @@ def test_without_kernels_nothing_is_kept_or_used(
     model: Path, load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load(model, keep_layout=True)
-    monkeypatch.setattr(kept_layout, "cpu_supported", lambda: False)
+    monkeypatch.setattr(kept_weights, "cpu_supported", lambda: False)
     assert load(model).file is None
     assert load(model, keep_layout=True).note == "--keep-layout has no effect here: weights are not laid out"
 

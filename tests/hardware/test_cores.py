@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from localllm.hardware.topology import count_cores, read_cpu_list
+from localllm.hardware.processor import count_cores, read_cpu_list
 from localllm.runtime.kernels.threads import threads_for
 
 Machine = Callable[..., Path]

@@ -1,23 +1,78 @@
-"""The tensors of one tensor-parallel rank: the header of a checkpoint with the parts that the rank reads.
+"""The partition of a model that one process has: the layers of its pipeline stage, and of them the parts that its
+tensor-parallel rank computes, as the header and the configuration of a smaller model.
 
-Everything that works on headers follows: shapes are checked against the rank's configuration, plans count its
-bytes, and only its parts of the files are read. Quantized matrices are divided at the borders of their groups and
-words.
+Everything that works on headers follows: shapes are checked against the partition's configuration, plans count its
+bytes, and only its parts of the files are read. Layers keep their index in the names of tensors, so that errors
+and plans name those of the files. Quantized matrices are divided at the borders of their groups and words.
 """
 
+import re
+from collections.abc import Sequence
 from dataclasses import replace
 
-from localllm.arch.config import ModelConfig
-from localllm.arch.shard import Division, Segments, Shard, division_of, is_elsewhere, shard_config
+from localllm.arch.config import ModelConfig, Stage
+from localllm.arch.shard import (
+    Division,
+    Segments,
+    Shard,
+    check_experts,
+    division_of,
+    is_elsewhere,
+    shard_config,
+)
+from localllm.arch.stages import Position, divide_layers, stage_config
 from localllm.checkpoint.header import Header, TensorHeader, TensorPart
 from localllm.errors import UnsupportedModel
 from localllm.quant.formats.gguf_types import BLOCK_TYPE_BY_NAME
 
+LAYER_NAME = re.compile(r"layers\.(\d+)\.")
 CODES_PER_WORD = (1, 4, 8)  # of bytes, and of words with 8 or 4 bits per code
 MXFP4_GROUP = 32  # columns
 # Optional tensors with facts of the whole matrix: its shape, and a group of each column that the order implies.
 WHOLE_SHAPE, GROUP_INDEX = "weight_shape", ("g_idx", "weight_g_idx")
 SINGLE_TENSORS = ("sinks", "A", "A_log", "dt_bias")
+
+
+def part_of_model(header: Header, config: ModelConfig, position: Position) -> tuple[Header, ModelConfig]:
+    """Return the header and the configuration of what one process has.
+
+    Raises UnsupportedModel for families and formats that tensor parallelism cannot divide so.
+    """
+    check_experts(config, position.shard)
+    if position.stage:
+        header, config = stage_model(header, config, position.stage)
+    return shard_model(header, config, position.shard) if position.tensor_size > 1 else (header, config)
+
+
+def stage_model(header: Header, config: ModelConfig, stage: Stage) -> tuple[Header, ModelConfig]:
+    """Return the header and the configuration of a stage of the model."""
+
+    def belongs(name: str) -> bool:
+        layer = layer_of(name, len(config.layers))
+        return stage.index == 0 if layer is None else stage.first <= layer < stage.end
+
+    tensors = {name: tensor for name, tensor in header.tensors.items() if belongs(name)}
+    return replace(header, tensors=tensors), stage_config(config, stage)
+
+
+def divide_model(header: Header, config: ModelConfig, shares: Sequence[float]) -> tuple[int, ...]:
+    """Return the borders of pipeline stages with these shares of the stored bytes: see `divide_layers`."""
+    layer_bytes, outside_bytes = [0] * len(config.layers), 0
+    for name, tensor in header.tensors.items():
+        if config.tie_embeddings and name.startswith("lm_head."):
+            continue  # stored twice, read once
+        layer = layer_of(name, len(config.layers))
+        if layer is None:
+            outside_bytes += tensor.nbytes
+        else:
+            layer_bytes[layer] += tensor.nbytes
+    return divide_layers(config, layer_bytes, outside_bytes, shares)
+
+
+def layer_of(name: str, count: int) -> int | None:
+    """Return the layer that a tensor is of; None for those outside of the `count` layers."""
+    match = LAYER_NAME.match(name)
+    return int(match[1]) if match and int(match[1]) < count else None
 
 
 def shard_model(header: Header, config: ModelConfig, shard: Shard) -> tuple[Header, ModelConfig]:
