@@ -81,7 +81,7 @@ LAYERS = {
         "localllm.server.answers:AnswerReader.enqueue",
         "localllm.llm.worker:Stream.__next__",
     ),
-    "chunk objects": ("localllm.api.openai.streams:ChatStream.chunks_for",),
+    "chunk objects": ("localllm.api.openai.responses:ChatStream.chunks_for",),
     "JSON": ("localllm.server.streaming:json_bytes",),
     "HTTP": ("h11:Connection.send",),
     "socket": ("asyncio.selector_events:_SelectorSocketTransport.write",),

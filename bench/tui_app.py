@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import localllm
-from localllm.conversation.chat import Chat
+from localllm.conversation.chat import Chat, Turn
 from localllm.conversation.session import Session
-from localllm.conversation.turn import Turn
 from localllm.metrics import Candidate, StepReport
 from localllm.request import GenerationEvent
 from localllm.tui.app import ChatApp

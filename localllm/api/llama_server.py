@@ -11,8 +11,7 @@ from localllm.api.body import StrictModel, drop_nulls, ignore_field, validate
 from localllm.api.openai.bodies import NEUTRAL_FIELDS, ToolList, drop_neutral_samplers
 from localllm.api.openai.messages import MessageList
 from localllm.api.openai.requests import parse_completion_request
-from localllm.api.openai.responses import MIN_LOGPROB
-from localllm.api.openai.streams import Timings
+from localllm.api.openai.responses import MIN_LOGPROB, Timings
 from localllm.api.parsed_request import ParsedRequest
 from localllm.api.tokens import TokenTexts
 from localllm.errors import BadField

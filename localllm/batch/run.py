@@ -9,8 +9,8 @@ from queue import SimpleQueue
 from localllm.api.openai.responses import JsonObject
 from localllm.api.parsed_request import ParsedRequest
 from localllm.api.tokens import TokenTexts
+from localllm.batch.job import OutputStream
 from localllm.batch.lines import BatchLine, encode_line
-from localllm.batch.output import OutputStream as Out
 from localllm.batch.summary import BatchCounts
 from localllm.errors import DoesNotFit, LocalLLMError, OutputInvalid
 from localllm.llm.llm import LLM, collect_completion
@@ -44,7 +44,7 @@ class BatchRunner:
     def __init__(
         self,
         llm: LLM,
-        out: Out,
+        out: OutputStream,
         counts: BatchCounts,
         *,
         model: str,

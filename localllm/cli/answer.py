@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from localllm.cli import io
 from localllm.conversation.chat import length_limit, reached_max_tokens
+from localllm.conversation.model import Model, Stream
 from localllm.errors import StoppedByLength, UsageError
 from localllm.files import explain_disk_errors, write_atomic
 from localllm.formatting import format_bytes, format_columns, format_rate, format_seconds
 from localllm.metrics import Metrics
-from localllm.protocol.model import Model, Stream
 from localllm.request import (
     SEED_BITS,
     ChatRequest,

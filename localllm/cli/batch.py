@@ -24,8 +24,7 @@ from localllm.files import expand_path
 from localllm.formatting import format_rate
 
 if TYPE_CHECKING:
-    from localllm.batch.job import Job
-    from localllm.batch.output import OutputStream
+    from localllm.batch.job import Job, OutputStream
     from localllm.llm.llm import LLM
 
 STDIO = "-"
@@ -161,7 +160,7 @@ def open_input(source: str) -> BinaryIO:
 def open_output(output: str) -> "OutputStream":
     """Output as a resumable file, or as a stream if it is not a regular file. Raises UsageError if it cannot be
     written."""
-    from localllm.batch.output import OutputFile, OutputStream, is_stream
+    from localllm.batch.job import OutputFile, OutputStream, is_stream
 
     if output == STDIO:
         StdoutWriter()  # raises UsageError if stdout is closed

@@ -16,7 +16,7 @@ from localllm.formatting import format_table
 from localllm.settings import Settings
 
 if TYPE_CHECKING:
-    from localllm.cluster.place import RayNode
+    from localllm.cluster.ray_node import RayNode
 
 ACTIONS = ("start", "join", "status", "drain", "stop")
 DEFAULT_PORT, MAX_PORT = 6379, 65535
@@ -61,7 +61,7 @@ def cluster(
     head, it ends the cluster. Anyone with access to the machines and the token can run programs on them as their
     user. Clusters use Ray: install it with `pip install "localllm[cluster]"`.
     """
-    from localllm.cluster.place import NODE_FILE, RayNode, own_node, require_ray
+    from localllm.cluster.ray_node import NODE_FILE, RayNode, own_node, require_ray
 
     if action not in ACTIONS:
         raise UsageError(f"{action} is no action of `localllm cluster`", f"give {', '.join(ACTIONS)}")
@@ -103,7 +103,7 @@ def cluster(
 
 def start(file: Path, host: str, port: int, token_file: str | None) -> None:
     """Start the head, and print the command with which other machines join."""
-    from localllm.cluster.place import LOOPBACK, TOKEN_FILE, count_gpus, start_node
+    from localllm.cluster.ray_node import LOOPBACK, TOKEN_FILE, count_gpus, start_node
 
     address = own_address(host)
     token = expand_path(token_file).absolute() if token_file else file.parent / TOKEN_FILE
@@ -131,7 +131,7 @@ def start(file: Path, host: str, port: int, token_file: str | None) -> None:
 def own_address(host: str) -> str:
     """The address of this machine that --host names, 127.0.0.1 for any loopback address. Raises UsageError for one
     that Ray cannot listen on."""
-    from localllm.cluster.place import LOOPBACK
+    from localllm.cluster.ray_node import LOOPBACK
     from localllm.server.access import parse_ip_address
 
     address = parse_ip_address(host)
@@ -150,7 +150,7 @@ def own_address(host: str) -> str:
 
 def join(file: Path, head: str, host: str | None, token_file: str | None) -> None:
     """Add this machine to the cluster of a head."""
-    from localllm.cluster.place import LOOPBACK, address_towards, count_gpus, start_node
+    from localllm.cluster.ray_node import LOOPBACK, address_towards, count_gpus, start_node
     from localllm.server.access import parse_ip_address
 
     name, _, number = head.rpartition(":")
@@ -185,7 +185,7 @@ def join(file: Path, head: str, host: str | None, token_file: str | None) -> Non
 
 
 def print_status(node: "RayNode", *, as_json: bool) -> None:
-    from localllm.cluster.place import machines_of
+    from localllm.cluster.ray_node import machines_of
 
     with status("asking Ray"):
         machines, fronts = machines_of(node)
@@ -213,7 +213,7 @@ def print_status(node: "RayNode", *, as_json: bool) -> None:
 
 
 def drain(node: "RayNode", name: str) -> None:
-    from localllm.cluster.place import drain_machine, machines_of
+    from localllm.cluster.ray_node import drain_machine, machines_of
 
     with status("asking Ray"):
         machines = [

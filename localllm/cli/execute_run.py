@@ -18,10 +18,10 @@ from localllm.cli.answer import AnswerOptions, print_answer, text_or_messages
 from localllm.cli.exits import die_by_signal
 from localllm.cli.machine import LocalMachine, connect_or_load
 from localllm.conversation.chat import Chat
+from localllm.conversation.model import Model
 from localllm.conversation.session import Session
 from localllm.errors import LocalLLMError, UsageError
 from localllm.files import parse_strict_json
-from localllm.protocol.model import Model
 from localllm.request import ChatRequest, Grammar, GrammarKind, SamplingParams
 from localllm.sampling import parse_logit_bias
 from localllm.settings import Settings

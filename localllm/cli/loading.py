@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from localllm.arch.stages import parse_stages
 from localllm.cli.io import note, status
+from localllm.conversation.model import Model
 from localllm.files import expand_path
 from localllm.formatting import format_bytes, format_columns, format_seconds, parse_bytes
 from localllm.hardware.device import explain_unused_gpus, free_bytes, resolve_device
@@ -17,7 +18,6 @@ from localllm.hub.resolve import ModelRef, locate_model, resolve_model
 from localllm.parallel.handshake import split_addresses
 from localllm.plan.fit import FreeMemory, LoadOptions
 from localllm.plan.memory import BLOCK_SIZE, MemoryPlan
-from localllm.protocol.model import Model
 from localllm.quantize.source import INSTEAD, check_source
 from localllm.quantize.store import find_artefact, recipe_of
 from localllm.request import Grammar

@@ -9,6 +9,7 @@ from localllm.cli.io import flag_name, note
 from localllm.client.background import BackgroundServer, find_accepting_server, find_server, start_server
 from localllm.client.model import RemoteModel, open_model
 from localllm.client.server import ServerClient
+from localllm.conversation.model import Model
 from localllm.errors import (
     AccessDenied,
     LocalLLMError,
@@ -20,7 +21,6 @@ from localllm.errors import (
 )
 from localllm.files import reason_of
 from localllm.formatting import parse_duration
-from localllm.protocol.model import Model
 from localllm.request import Grammar
 from localllm.settings import Settings
 

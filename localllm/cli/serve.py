@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from localllm.cli import options
-from localllm.cli.background import check_modes, serve_in_background, stop_background_server
+from localllm.cli.background import (
+    check_modes,
+    install_service,
+    serve_in_background,
+    stop_background_server,
+    uninstall_service,
+)
 from localllm.cli.io import flag_name, note, status
 from localllm.cli.loading import PULL_FLAGS, is_embedder, load_with_flags, resolve_or_fetch
 from localllm.cli.machine import parse_idle_time
@@ -307,12 +313,8 @@ def serve(
         case "stop":
             return stop_background_server()
         case "install":
-            from localllm.cli.service import install_service
-
             return install_service(ctx.params, dry_run=dry_run)
         case "uninstall":
-            from localllm.cli.service import uninstall_service
-
             return uninstall_service()
         case _:
             pass
@@ -370,9 +372,9 @@ def serve(
 
             load_flags["prefill"] = stack.enter_context(running_prefill(models or [], replica_options))
         # These import torch, which takes a second that no refusal above needs.
+        from localllm.server.app import ServerSetup
         from localllm.server.prometheus import TokenPrice
         from localllm.server.serve import Server
-        from localllm.server.setup import ServerSetup
 
         setup = ServerSetup(
             models or [],
@@ -502,7 +504,7 @@ def check_prefill(flags: Mapping[str, Any]) -> None:
             "processes that compute prompts cannot be on a cluster", "leave out --cluster or --prefill"
         )
     if decode and decode > 1:
-        from localllm.cluster.place import require_ray
+        from localllm.cluster.ray_node import require_ray
 
         require_ray()  # before a simulation, which takes seconds
     if flags["force"]:

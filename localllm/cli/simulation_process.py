@@ -24,9 +24,9 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
+from localllm.api.events import error_to_json
 from localllm.cli.simulate_page import describe_page, parse_options, shell_line
 from localllm.errors import LocalLLMError
-from localllm.protocol.events import error_to_json
 
 NICENESS = 10  # the server's engine goes first
 MEMORY_LIMIT_BYTES = 4 * 2**30  # besides what the libraries have mapped at the start

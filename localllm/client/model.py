@@ -5,10 +5,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from localllm.api.events import event_from_json, step_reads_from_json
 from localllm.client.server import REPLY_TIMEOUT_S, JsonObject, JsonStream, ServerClient, check_server_name
 from localllm.errors import LocalLLMError
 from localllm.metrics import Metrics
-from localllm.protocol.events import event_from_json, step_reads_from_json
 from localllm.request import ChatRequest, GenerationEvent, Request
 from localllm.sampling import params_from_json, params_to_json
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class RemoteModel:
-    """Implements `protocol.model.Model`, one answer at a time. `close` cancels a running answer."""
+    """Implements `conversation.model.Model`, one answer at a time. `close` cancels a running answer."""
 
     def __init__(self, server: ServerClient, facts: Mapping[str, Any]):
         """facts: the answer of `POST /localllm/open`. Raises LocalLLMError if it is of another version."""

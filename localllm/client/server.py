@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from localllm.api.events import SERVER_NAME, error_from_json
 from localllm.client.background import find_server
 from localllm.errors import (
     AccessDenied,
@@ -21,7 +22,6 @@ from localllm.errors import (
     ServerUnreachable,
     UsageError,
 )
-from localllm.protocol.events import SERVER_NAME, error_from_json
 from localllm.settings import Settings
 
 DEFAULT_PORT = 11434

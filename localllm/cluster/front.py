@@ -4,18 +4,19 @@ what the replica's application sends.
 Access control, limits and the log are the server's own middleware, before it. APIs, streams and errors are the
 replica's. The front adds what only it can: a request without output when its replica ends is sent to another one;
 a stream that has begun ends with an error in the form of its API, never as if it were complete; requests for the
-state of the server are sent to all replicas.
+state of the server are sent to all replicas, and their answers merged.
 """
 
 import asyncio
 import json
 import re
 import time
-from collections.abc import AsyncGenerator, Callable, Hashable, Sequence
+from collections.abc import AsyncGenerator, Callable, Hashable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
@@ -23,19 +24,20 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from localllm.api.anthropic import responses as anthropic
+from localllm.api.events import error_to_json
 from localllm.api.ollama import responses as ollama
 from localllm.api.openai.responses import error_object
 from localllm.cluster.forwarded import ForwardedRequest, read_request, response_name
-from localllm.cluster.merge import FrontMetrics, merge_metrics, merge_state
 from localllm.errors import Busy, LocalLLMError, NotSupported, ReplicaLost
-from localllm.protocol.events import error_to_json
+from localllm.metrics import Metrics
 from localllm.request import CACHE_SCOPE, CLIENT
 from localllm.routing import REPORT_S
 from localllm.server.access import AccessPolicy
 from localllm.server.app import assemble
 from localllm.server.guard import UNAUTHENTICATED, UNLIMITED_PATHS, ConnectionLimits
-from localllm.server.prometheus import CONTENT_TYPE
+from localllm.server.prometheus import CONTENT_TYPE, E2E_BUCKETS_S
 from localllm.server.request_stats import current_request_stats
+from localllm.server.routing import JsonObject
 from localllm.server.streaming import EVENT_STREAM, NDJSON, ndjson_line, run_until_disconnect, sse_event
 
 START, BODY = "http.response.start", "http.response.body"
@@ -50,6 +52,7 @@ AVOID_S = 30.0
 IDLE_REPORT_S = 10.0  # between reports to a front without requests
 MERGED_PATHS = ("/localllm/ps", "/localllm/top", "/health")
 SEQUENCE_NUMBER = re.compile(rb'"sequence_number":(\d+)')
+METRIC_SAMPLE = re.compile(rb"(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(?P<labels>.*)\})? (?P<value>\S+)")
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,40 @@ class Failures:
             del self.until[replica]
             self.in_a_row[replica] = MAX_FAILURES - 1
         return set(self.until)
+
+
+class FrontMetrics:
+    """Metrics that a front counts itself; replicas count answers and tokens."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.retried = Counter(
+            "localllm_front_retried",
+            "Requests that were sent to another replica, as theirs had ended before it sent anything.",
+            registry=self.registry,
+        )
+        self.lost = Counter(
+            "localllm_front_lost", "Answers whose replica ended before they were complete.", registry=self.registry
+        )
+        self.requests = Histogram(
+            "localllm_front_request_seconds",
+            "HTTP request until the last byte of the response, at the front.",
+            ("status",),
+            buckets=E2E_BUCKETS_S,
+            registry=self.registry,
+        )
+
+    def request_ended(self, method: str, route: str | None, status: int, seconds: float) -> None:
+        self.requests.labels(status).observe(seconds)
+
+    def answer_ended(
+        self, model: str, reason: str, prompt_tokens: int, metrics: Metrics | None, output_tokens: int, key: str
+    ) -> None:
+        """Count nothing, as the replica does."""
+
+    def exposition(self) -> bytes:
+        """The metrics in Prometheus' text format."""
+        return generate_latest(self.registry)
 
 
 class Front:
@@ -308,6 +345,53 @@ def stream_error(error: LocalLLMError, path: str, content_type: str, last: bytes
 
 def no_replica() -> Busy:
     return Busy("no replica is ready", "wait until one has started; `localllm ps` lists them")
+
+
+def merge_metrics(texts: Mapping[str, bytes]) -> bytes:
+    """Metrics of all replicas in Prometheus' text format, each sample with the label `replica`, and each metric's
+    samples together, as the format requires. texts: by number of the replica"""
+    families: dict[bytes, tuple[list[bytes], list[bytes]]] = {}  # comments and samples
+    for number, text in texts.items():
+        label = f'replica="{number}"'.encode()
+        family: tuple[list[bytes], list[bytes]] = ([], [])
+        for line in text.splitlines():
+            if line.startswith(b"#"):
+                name = line.split(b" ")[2]
+                family = families.setdefault(name, ([], []))
+                if line not in family[0]:
+                    family[0].append(line)
+            elif match := METRIC_SAMPLE.fullmatch(line):
+                labels = b",".join(filter(None, (label, match["labels"])))
+                family[1].append(match["name"] + b"{" + labels + b"} " + match["value"])
+    lines = [line for comments, samples in families.values() for line in (*comments, *samples)]
+    return b"\n".join(lines) + b"\n" if lines else b""
+
+
+def merge_state(path: str, answers: Sequence[tuple[str, JsonObject]]) -> JsonObject:
+    """The answer of all replicas to `/localllm/ps`, `top`, `stop` or `/health`. answers: with the number of the
+    replica, at least one"""
+    objects = [answer for _, answer in answers]
+    merged = dict(objects[0])
+    if path == "/localllm/stop":
+        return {"users": sum(each["users"] for each in objects)}
+    merged["loading"] = [name for each in objects for name in each["loading"]]
+    if path == "/health":
+        models = list(dict.fromkeys(name for each in objects for name in each["models"]))
+        return merged | {"models": models, "replicas": len(objects)}
+    merged["models"] = [model | {"replica": number} for number, each in answers for model in each["models"]]
+    if "events" in merged:
+        merged["events"] = sorted((event for each in objects for event in each["events"]), key=event_time)
+    if "free_bytes" in merged:  # of the machine with the least
+        devices = {device for each in objects for device in each["free_bytes"]}
+        merged["free_bytes"] = {
+            device: min(each["free_bytes"][device] for each in objects if device in each["free_bytes"])
+            for device in sorted(devices)
+        }
+    return merged
+
+
+def event_time(event: JsonObject) -> float:
+    return event["at"]
 
 
 def create_front(

@@ -20,8 +20,8 @@ from localllm.errors import EngineFailed, LocalLLMError
 from localllm.llm.llm import LLM
 from localllm.request import PREFIX_NAMES, PrefixNames
 from localllm.runtime.kv_cache.prefix_journal import PrefixJournal
+from localllm.server.app import ServerSetup
 from localllm.server.request_stats import CURRENT_REQUEST
-from localllm.server.setup import ServerSetup
 from localllm.settings import Settings
 
 LOAD_LOCK = "replica-load.lock"

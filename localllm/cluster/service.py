@@ -16,14 +16,24 @@ from pathlib import Path
 from typing import Any
 
 from localllm import errors
-from localllm.cluster.place import RayNode, connect, count_gpus, own_node, require_ray, start_node
-from localllm.cluster.registry import FrontEntry, add_front, fronts_of, remove_front
+from localllm.cluster.ray_node import (
+    FrontEntry,
+    RayNode,
+    add_front,
+    connect,
+    count_gpus,
+    fronts_of,
+    own_node,
+    remove_front,
+    require_ray,
+    start_node,
+)
 from localllm.cluster.replica import Replica
 from localllm.disaggregation.supervisor import PrefillSupervisor
 from localllm.errors import DoesNotFit, LocalLLMError, UsageError
 from localllm.hardware.device import resolve_device
+from localllm.server.app import ServerSetup
 from localllm.server.serve import DRAIN_TIMEOUT_S
-from localllm.server.setup import ServerSetup
 
 DEPLOYMENT = "replica"
 APPLICATION = "localllm"

@@ -13,11 +13,10 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import NamedTuple
 
-from localllm.conversation.chat import AnswerEvents
+from localllm.conversation.chat import AnswerEvents, Turn
 from localllm.conversation.export import FORMATS, export_text
 from localllm.conversation.session import Session
 from localllm.conversation.sessions import SearchHit, SessionSummary, normalize_title
-from localllm.conversation.turn import Turn
 from localllm.errors import UsageError
 from localllm.files import expand_path, write_user_file
 from localllm.formatting import format_bytes, format_columns, format_table

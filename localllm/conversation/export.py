@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from localllm.conversation.attach import LANGUAGE_PATTERN
+from localllm.conversation.chat import Turn
 from localllm.conversation.session_file import SavedSession
-from localllm.conversation.turn import Turn
 from localllm.errors import UsageError
 from localllm.formatting import fence_text, format_utc
 from localllm.request import SamplingParams

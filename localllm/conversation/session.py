@@ -10,12 +10,11 @@ from pathlib import Path
 from threading import RLock
 
 from localllm.conversation.attach import escape_references, read_attachments
-from localllm.conversation.chat import AnswerEvents, Chat
+from localllm.conversation.chat import AnswerEvents, Chat, Turn
+from localllm.conversation.model import Model
 from localllm.conversation.session_file import SavedSession, to_text
 from localllm.conversation.sessions import AUTOMATIC_NAME_PATTERN, FileVersion, SessionStore
-from localllm.conversation.turn import Turn
 from localllm.errors import UsageError
-from localllm.protocol.model import Model
 
 
 @dataclass

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
 from localllm.conversation.attach import Attachment
-from localllm.conversation.chat import Chat
-from localllm.conversation.turn import Turn
+from localllm.conversation.chat import Chat, Turn
 from localllm.errors import UsageError
 from localllm.files import parse_strict_json, reason_of, write_atomic
 from localllm.metrics import Metrics

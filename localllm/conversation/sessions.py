@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from localllm.conversation import session_file
+from localllm.conversation.chat import Turn
 from localllm.conversation.session_file import SavedSession, SessionHeader
-from localllm.conversation.turn import Turn
 from localllm.errors import UsageError
 from localllm.files import reason_of
 

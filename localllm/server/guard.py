@@ -15,9 +15,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localllm.api.anthropic import responses as anthropic
+from localllm.api.events import error_to_json
 from localllm.api.openai.responses import error_object
 from localllm.errors import BodyTooLarge, BodyTooSlow, LocalLLMError, MissingKey, PromptRefused, UsageError
-from localllm.protocol.events import error_to_json
 from localllm.request import CACHE_SCOPE, CLIENT
 from localllm.server.access import PREFLIGHT_MAX_AGE_S, AccessPolicy, Headers, header_values, key_scope
 from localllm.server.request_stats import current_request_stats

@@ -1,32 +1,45 @@
-"""Routes of localllm's own client (`localllm run`, `stop`, `ps`, `top`): `/localllm/...`.
+"""Routes of localllm's own client (`localllm run`, `stop`, `ps`, `top`), `/localllm/...`, and their bodies.
 
-Not a public API: client and server are of the same version, and the routes may change with any release.
+Not a public API: client and server are of the same version, and the routes may change with any release. Sampling
+parameters of a request are complete.
 """
 
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from collections.abc import Sequence as ListLike
 from dataclasses import asdict
 from typing import Any
 
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
 from localllm import __version__
-from localllm.api.body import parse_json_object, validate
-from localllm.api.native import ArgumentsBody, NameBody, OpenBody, StateBody, parse_answer_request
-from localllm.api.openai.messages import parse_messages
-from localllm.errors import AccessDenied, LocalLLMError, ModelNotFound, UsageError
+from localllm.api.body import (
+    MAX_LOGIT_BIASES,
+    MAX_MESSAGES,
+    MAX_STOP_IDS,
+    MAX_TEMPLATE_ARGUMENTS,
+    MAX_TOOLS,
+    StrictModel,
+    check_count,
+    check_stop_strings,
+    parse_json_object,
+    validate,
+)
+from localllm.api.events import SERVER_NAME, error_to_json, event_to_json
+from localllm.api.openai.messages import MessageList, parse_messages
+from localllm.api.parsed_request import ParsedRequest
+from localllm.errors import AccessDenied, BadField, LocalLLMError, ModelNotFound, UsageError
 from localllm.hardware.device import free_bytes, resolve_device
 from localllm.llm.kv_transfer import StateExport, StateImport
 from localllm.llm.llm import LLM
 from localllm.metrics import EngineStats
-from localllm.protocol.events import SERVER_NAME, error_to_json, event_to_json
-from localllm.request import CACHE_SCOPE, CLIENT, ChatRequest
+from localllm.request import CACHE_SCOPE, CLIENT, ChatRequest, SamplingParams
 from localllm.request import Request as Prepared
-from localllm.sampling import params_to_json
+from localllm.sampling import params_from_json, params_to_json
 from localllm.server.access import AccessPolicy
 from localllm.server.answers import AnswerReader
 from localllm.server.lease import Lease, LoadedModel
@@ -37,6 +50,7 @@ from localllm.server.slots import parse_number as parse_slot_number
 from localllm.server.slots import remember as remember_tokens
 from localllm.server.streaming import NDJSON, StreamResponse, ndjson_line
 
+MAX_STATE_TOKENS = 2**20
 ENGINE_COUNTS = (
     "steps",
     "prompt_tokens",
@@ -52,6 +66,44 @@ ENGINE_COUNTS = (
     "cancelled",
     "finished",
 )
+
+
+class OpenBody(StrictModel):
+    """The model to open, by name, or by the path of a loaded model."""
+
+    model: str | None = None
+    path: str | None = None
+    load: bool = False
+
+
+class NameBody(StrictModel):
+    model: str
+
+
+class ArgumentsBody(StrictModel):
+    model: str
+    given: dict[str, Any]
+    think: bool | None
+    with_tools: bool
+
+
+class StateBody(StrictModel):
+    """The conversation whose KV cache contents to send, if the query names no slot."""
+
+    model: str | None = None
+    tokens: list[int] | None = Field(None, max_length=MAX_STATE_TOKENS)
+    prompt: str | None = None
+    messages: MessageList | None = None
+
+
+class AnswerBody(StrictModel):
+    model: str
+    prompt: str | list[int] | list[dict[str, Any]]
+    params: dict[str, Any]
+    tools: list[dict[str, Any]] | None
+    template_arguments: dict[str, Any]
+    think: bool | None = None
+    inspect: int | None = None
 
 
 def router(models: ModelPool, recent: RecentLatencies, access: AccessPolicy) -> Router:
@@ -147,6 +199,42 @@ def router(models: ModelPool, recent: RecentLatencies, access: AccessPolicy) -> 
             return {"slot": number, "tokens": len(state.token_ids), "bytes": state.nbytes, "seconds": seconds}
 
     return routes
+
+
+def parse_answer_request(body: Mapping[str, Any]) -> ParsedRequest:
+    """A body of `/localllm/answer`. Raises UsageError."""
+    request = validate(AnswerBody, body)
+    prompt: Any = request.prompt
+    is_chat = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], dict)
+    if is_chat:
+        check_count(MAX_MESSAGES, "prompt", prompt)
+    check_count(MAX_TOOLS, "tools", request.tools or ())
+    check_count(MAX_TEMPLATE_ARGUMENTS, "template_arguments", request.template_arguments)
+    return ParsedRequest(
+        request.model,
+        (prompt,),
+        parse_params(request.params),
+        is_chat=is_chat,
+        tools=request.tools,
+        template_arguments=request.template_arguments,
+        think=request.think,
+        stream=True,
+        inspect=request.inspect,
+    )
+
+
+def parse_params(fields: Mapping[str, Any]) -> SamplingParams:
+    """Sampling parameters in the JSON format of saved chats and receipts. Raises BadField."""
+    try:
+        params = params_from_json(fields)
+    except UsageError as error:
+        raise BadField("params", error.message, error.remedy) from None
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BadField("params", f"params is malformed ({error!r})", "use a client of this version") from None
+    check_stop_strings("params.stop", list(params.stop))
+    check_count(MAX_STOP_IDS, "params.stop_ids", params.stop_ids)
+    check_count(MAX_LOGIT_BIASES, "params.logit_bias", params.logit_bias)
+    return params
 
 
 def require_keys(access: AccessPolicy) -> None:

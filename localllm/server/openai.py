@@ -17,12 +17,14 @@ from localllm import __version__
 from localllm.api.openai.bodies import ChatBody, CompletionBody
 from localllm.api.openai.requests import parse_chat_request, parse_completion_request
 from localllm.api.openai.responses import (
+    ChatStream,
     ResponseHeader,
+    TextStream,
     chat_completion_object,
     error_object,
     text_completion_object,
+    usage_chunk,
 )
-from localllm.api.openai.streams import ChatStream, TextStream, usage_chunk
 from localllm.api.parsed_request import ParsedRequest
 from localllm.errors import LocalLLMError
 from localllm.hub.resolve import installed_models

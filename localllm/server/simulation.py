@@ -16,11 +16,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localllm.api.body import validate
+from localllm.api.events import error_from_json, error_to_json
 from localllm.checkpoint.published import CONFIGS
 from localllm.errors import BadField, Busy, LocalLLMError, ModelNotFound, UsageError
 from localllm.hub.names import is_path
 from localllm.hub.resolve import installed_models
-from localllm.protocol.events import error_from_json, error_to_json
 from localllm.server.inventory import PATH_PREFIXES
 from localllm.server.routing import JsonObject, RouteDocs, Router, read_json_body
 from localllm.server.streaming import NDJSON, StreamResponse, ndjson_line

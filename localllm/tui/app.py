@@ -10,9 +10,9 @@ from textual.app import App
 from textual.binding import Binding
 from textual.events import Key, Paste
 
+from localllm.conversation.model import Model
 from localllm.conversation.session import Session
 from localllm.llm.garbage import freeze_garbage, unfreeze_garbage
-from localllm.protocol.model import Model
 from localllm.tui.chat_screen import ChatScreen
 from localllm.tui.help_screen import key_name
 from localllm.tui.load_screen import LoadScreen

@@ -12,10 +12,9 @@ from textual.events import Key, Paste
 from textual.highlight import highlight
 from textual.widgets import Footer, Static
 
-from localllm.conversation.chat import AnswerEvents
+from localllm.conversation.chat import AnswerEvents, Turn
 from localllm.conversation.commands import command_help, execute, strip_triple_quotes
 from localllm.conversation.session import Session
-from localllm.conversation.turn import Turn
 from localllm.errors import LocalLLMError, UsageError
 from localllm.formatting import printable
 from localllm.tui.answer_thread import AnswerObserver, AnswerThread

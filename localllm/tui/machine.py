@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from localllm.conversation.model import Model
 from localllm.formatting import format_bytes, one_line
-from localllm.protocol.model import Model
 
 if TYPE_CHECKING:
     from localllm.hub.pull import PullProgress  # huggingface_hub takes 0.1 s to import

@@ -17,9 +17,9 @@ from textual.reactive import reactive
 from textual.timer import Timer
 from textual.widget import Widget
 
+from localllm.conversation.model import Model
 from localllm.formatting import format_bytes, format_rate, format_seconds
 from localllm.metrics import Metrics, StepReads, StepReport, percentile
-from localllm.protocol.model import Model
 from localllm.tui.answer_thread import AnswerEnd, TimedEvent
 from localllm.tui.drawing import bar, round_up_scale, sparkline
 

@@ -11,10 +11,9 @@ from textual.message import Message
 from textual.screen import Screen
 from textual.widget import Widget
 
-from localllm.conversation.chat import AnswerEvents, Chat
+from localllm.conversation.chat import AnswerEvents, Chat, Turn
 from localllm.conversation.session import Session
 from localllm.conversation.sessions import SessionStore
-from localllm.conversation.turn import Turn
 from localllm.errors import UsageError
 from localllm.files import expand_path, write_user_file
 from localllm.formatting import printable

@@ -7,12 +7,12 @@ import pytest
 
 from localllm.api.anthropic.requests import parse_message_request
 from localllm.api.body import MAX_MESSAGES, MAX_PARTS, MAX_STOP_CHARACTERS, MAX_STOPS, MAX_TOOLS
-from localllm.api.native import parse_answer_request
 from localllm.api.ollama.requests import parse_chat_request, parse_generate_request
 from localllm.api.openai.responses_api.requests import parse_response_request
 from localllm.errors import BadField
 from localllm.request import SamplingParams
 from localllm.sampling import params_to_json
+from localllm.server.native_api import parse_answer_request
 
 Read = Callable[[dict[str, Any]], object]
 

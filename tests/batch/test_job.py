@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from localllm.batch.job import Job, iter_lines, read_contents, state_path
+from localllm.batch.job import Job, OutputFile, OutputStream, iter_lines, read_contents, state_path
 from localllm.batch.lines import encode_line
-from localllm.batch.output import OutputFile, OutputStream
 from localllm.errors import LocalLLMError, UsageError
 
 ASKED = {"localllm": "1", "model": "demo", "seed": 0, "quant": None}

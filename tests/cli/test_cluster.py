@@ -10,9 +10,8 @@ from typing import Any
 import psutil
 import pytest
 
-from localllm.cluster import place
-from localllm.cluster.place import NODE_FILE, RayNode
-from localllm.cluster.registry import FrontEntry
+from localllm.cluster import ray_node
+from localllm.cluster.ray_node import NODE_FILE, FrontEntry, RayNode
 
 HEAD = "10.0.0.1:6379"
 OPTIONS = {"gpus": 2, "outlives_parent": True}
@@ -45,14 +44,14 @@ def ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[Any]]:
         return RayNode(*node, is_head="head" not in options)
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(place, "require_ray", lambda: None)
-    monkeypatch.setattr(place, "start_node", start_node)
-    monkeypatch.setattr(place, "count_gpus", lambda: 2)
-    monkeypatch.setattr(place, "address_towards", lambda host, port: "10.0.0.2")
+    monkeypatch.setattr(ray_node, "require_ray", lambda: None)
+    monkeypatch.setattr(ray_node, "start_node", start_node)
+    monkeypatch.setattr(ray_node, "count_gpus", lambda: 2)
+    monkeypatch.setattr(ray_node, "address_towards", lambda host, port: "10.0.0.2")
     monkeypatch.setattr(
-        place, "machines_of", lambda node: (MACHINES, [FrontEntry("http://10.0.0.1:80", ["demo"])])
+        ray_node, "machines_of", lambda node: (MACHINES, [FrontEntry("http://10.0.0.1:80", ["demo"])])
     )
-    monkeypatch.setattr(place, "drain_machine", lambda node, name: asked.append(name))
+    monkeypatch.setattr(ray_node, "drain_machine", lambda node, name: asked.append(name))
     yield asked
     for process in processes:
         process.kill()

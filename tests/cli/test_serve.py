@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from localllm.cli import simulate_setup
-from localllm.cluster import place
+from localllm.cluster import ray_node
 from localllm.files import write_token
 from localllm.simulate import apart
 
@@ -69,7 +69,7 @@ def test_processes_for_prompts_that_would_not_help_are_refused(real, monkeypatch
     setup = SimpleNamespace(asynchronous=False, context=1024, capacity=1000)
     target = SimpleNamespace(setup=setup, device="CPU", cost=SimpleNamespace(source="steps of a test"))
     monkeypatch.setattr(simulate_setup, "target_of", lambda *given: target)
-    monkeypatch.setattr(place, "find_spec", lambda name: None if "without-ray" in words else name)
+    monkeypatch.setattr(ray_node, "find_spec", lambda name: None if "without-ray" in words else name)
     monkeypatch.setattr(
         apart,
         "compare_apart",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from localllm.cli import service
+from localllm.cli import background
 from localllm.cli.app import main
 
 
@@ -17,7 +17,7 @@ from localllm.cli.app import main
 def config(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(service.sys, "platform", "linux")
+    monkeypatch.setattr(background.sys, "platform", "linux")
     return tmp_path / "config"
 
 
@@ -75,7 +75,7 @@ def test_uninstall_deletes_the_unit_and_its_link(unit, capsys):
 
 
 def test_the_agent_is_a_valid_property_list(config, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(service.sys, "platform", "darwin")
+    monkeypatch.setattr(background.sys, "platform", "darwin")
     assert main(["serve", "demo & co", "--install", "--port", "8080"]) == 0
     path = Path(tmp_path / "Library" / "LaunchAgents" / "localllm.plist")
     agent = plistlib.loads(path.read_bytes())

@@ -23,14 +23,13 @@ import pytest
 import torch
 from starlette.types import Message, Receive, Scope, Send
 
-from localllm.cluster import place, service
+from localllm.api.events import error_to_json
+from localllm.cluster import ray_node, service
 from localllm.cluster.forwarded import MAX_PIECES, PIECE, ForwardedRequest, bound_name, prefix_names, read_request
-from localllm.cluster.front import BODY, START, Failures, ReplicaAnswer, create_front, no_replica
-from localllm.cluster.merge import merge_metrics
-from localllm.cluster.registry import FrontEntry
+from localllm.cluster.front import BODY, START, Failures, ReplicaAnswer, create_front, merge_metrics, no_replica
+from localllm.cluster.ray_node import FrontEntry
 from localllm.cluster.replica import Replica
 from localllm.errors import EngineFailed, LocalLLMError, ReplicaLost, UsageError
-from localllm.protocol.events import error_to_json
 from localllm.request import PREFIX_NAMES
 from localllm.routing import Router
 from localllm.runtime.kv_cache.prefix_journal import PrefixJournal
@@ -488,27 +487,27 @@ def test_a_restart_that_fails_is_told_and_only_one_runs(cluster: Any, monkeypatc
 def test_the_ray_that_something_else_has_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with pytest.raises(UsageError, match="this machine is in no cluster; run `localllm cluster start`"):
-        place.own_node(tmp_path)
+        ray_node.own_node(tmp_path)
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    foreign = place.own_node(tmp_path)
+    foreign = ray_node.own_node(tmp_path)
     assert foreign.is_foreign and foreign.is_running and foreign.address == "10.0.0.1:6379"
     assert "RAY_AUTH_TOKEN_PATH" not in foreign.environment()  # which is set already
     init = Mock(side_effect=RuntimeError("no token\nat gcs.cc"))
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=init))
-    monkeypatch.setattr(place.os, "environ", os.environ.copy())
+    monkeypatch.setattr(ray_node.os, "environ", os.environ.copy())
     with pytest.raises(LocalLLMError, match=r"cannot connect to Ray at 10\.0\.0\.1:6379: no token; start"):
-        place.connect(foreign)
+        ray_node.connect(foreign)
     for code, stderr, reason in ((1, "x\nbusy\n", "busy"), (2, "", "no output"), (0, "", None)):
         drained = Mock(return_value=SimpleNamespace(returncode=code, stdout="", stderr=stderr))
-        monkeypatch.setattr(place.subprocess, "run", drained)
+        monkeypatch.setattr(ray_node.subprocess, "run", drained)
         expected = pytest.raises(LocalLLMError, match=f"does not drain the machine: {reason}")
         with expected if reason else contextlib.nullcontext():
-            place.drain_machine(foreign, "abc")
+            ray_node.drain_machine(foreign, "abc")
         command = drained.call_args.args[0]
         assert "--address=10.0.0.1:6379" in command and command[command.index("--node-id") + 1] == "abc"
-    assert place.address_towards("127.0.0.1", 9) == "127.0.0.1"
+    assert ray_node.address_towards("127.0.0.1", 9) == "127.0.0.1"
     with pytest.raises(UsageError, match=r"cannot be reached .*; give --host ADDRESS"):
-        place.address_towards("255.255.255.255", 9)
+        ray_node.address_towards("255.255.255.255", 9)
 
 
 def test_ray_gets_a_token_and_every_port_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -522,14 +521,14 @@ def test_ray_gets_a_token_and_every_port_on_loopback(monkeypatch: pytest.MonkeyP
         )
         flags = dict(word.removeprefix("--").split("=") for word in command if "=" in word)
         assert flags["node-ip-address"] == "127.0.0.1" and flags["include-dashboard"] == "false"
-        ports = [flags[name] for name in (*place.PORT_FLAGS, "port", "ray-client-server-port")]
-        ports += [env[name] for name in place.METRIC_PORTS]
+        ports = [flags[name] for name in (*ray_node.PORT_FLAGS, "port", "ray-client-server-port")]
+        ports += [env[name] for name in ray_node.METRIC_PORTS]
         assert len({*ports}) == len(ports)
         raise Started
 
-    monkeypatch.setattr(place.subprocess, "Popen", start)
+    monkeypatch.setattr(ray_node.subprocess, "Popen", start)
     with pytest.raises(Started):
-        place.launch_node(pytest.fail)
+        ray_node.launch_node(pytest.fail)
 
 
 @pytest.mark.parametrize(
@@ -544,12 +543,12 @@ def test_ray_is_started_again_if_it_was_too_slow(
 
     def launch(notify: Callable[[str], object], **options: Any) -> None:
         started.append(tmp_path)
-        place.wait_for_start(Mock(poll=lambda: 1), tmp_path / "log", notify)
+        ray_node.wait_for_start(Mock(poll=lambda: 1), tmp_path / "log", notify)
 
-    monkeypatch.setattr(place, "require_ray", lambda: None)
-    monkeypatch.setattr(place, "launch_node", launch)
+    monkeypatch.setattr(ray_node, "require_ray", lambda: None)
+    monkeypatch.setattr(ray_node, "launch_node", launch)
     with pytest.raises(LocalLLMError, match=f"Ray has ended: {re.escape(log.strip())}"):
-        place.start_node(notices.append)
+        ray_node.start_node(notices.append)
     assert (len(started), len(notices)) == (attempts, attempts - 1)
 
 
@@ -579,7 +578,7 @@ WITHOUT_RAY = """
 import sys
 sys.modules["ray"] = None  # as if it were not installed
 from localllm.cli.fast_start import COMMANDS, find_command
-from localllm.cluster import front, place, replica, service
+from localllm.cluster import front, ray_node, replica, service
 for name in COMMANDS:
     find_command(name)
 from localllm.__main__ import main

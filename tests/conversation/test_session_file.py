@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from localllm.conversation import session_file
 from localllm.conversation.attach import Attachment
-from localllm.conversation.chat import Chat
+from localllm.conversation.chat import Chat, Turn
 from localllm.conversation.session_file import SavedSession
-from localllm.conversation.turn import Turn
 from localllm.errors import UsageError
 from localllm.metrics import Metrics
 from localllm.request import FinishReason, Grammar, GrammarKind, SamplingParams

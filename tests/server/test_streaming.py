@@ -9,8 +9,7 @@ import httpx2
 import pytest
 
 from localllm import LLM, SamplingParams
-from localllm.api.openai.responses import ResponseHeader
-from localllm.api.openai.streams import ChatStream, TextStream
+from localllm.api.openai.responses import ChatStream, ResponseHeader, TextStream
 from localllm.api.parsed_request import ParsedRequest
 from localllm.request import EventType, FinishReason, GenerationEvent, Request, TokenLogprob, ToolCall
 from localllm.runtime.sequence import Sequence

@@ -9,9 +9,8 @@ from textual.app import App
 from textual.screen import Screen
 
 from localllm.cli.machine import LOADING_FIELDS, LocalMachine
-from localllm.protocol.model import Model
-from localllm.tui.load_screen import LoadScreen
-from localllm.tui.load_task import LoadTask
+from localllm.conversation.model import Model
+from localllm.tui.load_screen import LoadScreen, LoadTask
 from localllm.tui.machine import Cancelled, ModelOffer
 
 NO_FLAGS = {name: None for name in LOADING_FIELDS} | {"force": False, "deterministic": False, "server": None}

@@ -11,10 +11,9 @@ from textual.containers import Horizontal
 from textual.screen import Screen
 from textual.widgets import Input, Static
 
-from localllm.conversation.chat import Chat
+from localllm.conversation.chat import Chat, Turn
 from localllm.conversation.session import Session
 from localllm.conversation.session_file import SavedSession, write
-from localllm.conversation.turn import Turn
 from localllm.request import SamplingParams
 from localllm.tui.help_screen import key_name
 from localllm.tui.machine import ModelOffer

@@ -4,12 +4,12 @@ from typing import Protocol, runtime_checkable
 
 from textual.content import Content
 
+from localllm.conversation.model import Model
 from localllm.formatting import format_bytes, format_moves
 from localllm.metrics import EngineStats, StepReport
-from localllm.protocol.model import Model
 from localllm.tui.drawing import LineWidget, bar
 from localllm.tui.inspector.record import AnswerRecord
-from localllm.tui.inspector.timeline_rows import DIM_STYLE, NO_STEPS_TEXT, Cell, paint_cells
+from localllm.tui.inspector.timeline import DIM_STYLE, NO_STEPS_TEXT, Cell, paint_cells
 
 HEADING = "Blocks of the KV cache; cached blocks are not computed again."
 CACHED_CELL, PROMPT_CELL, ANSWER_CELL, FREE_CELL = (

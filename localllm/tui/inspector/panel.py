@@ -11,7 +11,7 @@ from textual.message import Message
 from textual.widget import Widget
 from textual.widgets import ContentSwitcher, Static
 
-from localllm.protocol.model import Model
+from localllm.conversation.model import Model
 from localllm.tui.answer_thread import AnswerEnd, TimedEvent
 from localllm.tui.inspector.blocks import Blocks
 from localllm.tui.inspector.record import AnswerRecord

@@ -9,7 +9,7 @@ from textual.style import Style
 from textual.visual import RenderOptions, Visual
 from textual.widgets import Static
 
-from localllm.conversation.turn import Turn
+from localllm.conversation.chat import Turn
 from localllm.formatting import one_line, printable
 from localllm.tui.editor import folded_size
 from localllm.tui.transcript.answer import Answer, Block, prefix_lines

@@ -14,8 +14,7 @@ from textual.content import Content
 from textual.events import Click, Focus, Resize
 from textual.widgets import Static
 
-from localllm.conversation.chat import Chat, length_limit
-from localllm.conversation.turn import Turn
+from localllm.conversation.chat import Chat, Turn, length_limit
 from localllm.errors import LocalLLMError
 from localllm.formatting import printable
 from localllm.request import FinishReason

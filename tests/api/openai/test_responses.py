@@ -16,12 +16,14 @@ import localllm
 from localllm import LLM, errors
 from localllm.api.openai.requests import parse_chat_request, parse_completion_request
 from localllm.api.openai.responses import (
+    ChatStream,
     ResponseHeader,
+    TextStream,
     chat_completion_object,
     error_object,
     text_completion_object,
+    usage_chunk,
 )
-from localllm.api.openai.streams import ChatStream, TextStream, usage_chunk
 from localllm.api.parsed_request import ParsedRequest
 from localllm.api.tokens import TokenTexts
 from localllm.llm.llm import collect_completion

@@ -5,8 +5,7 @@ import pytest
 import localllm
 from localllm import LLM
 from localllm.api.openai.requests import parse_chat_request
-from localllm.api.openai.responses import JsonObject, ResponseHeader
-from localllm.api.openai.streams import ChatStream
+from localllm.api.openai.responses import ChatStream, JsonObject, ResponseHeader
 from localllm.api.tokens import TokenTexts
 from localllm.request import GenerationEvent
 

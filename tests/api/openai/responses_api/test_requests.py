@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from localllm.api.openai.responses_api.items import messages_from_input
+from localllm.api.openai.responses_api.requests import messages_from_input
 from localllm.errors import BadField
 
 THOUGHT = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}

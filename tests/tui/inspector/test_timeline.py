@@ -3,7 +3,7 @@ import itertools
 import pytest
 
 from localllm.tui.inspector.record import AnswerRecord
-from localllm.tui.inspector.timeline_rows import StepColumns, TimeScale, draft_cell, prompt_cells, step_time_chart
+from localllm.tui.inspector.timeline import StepColumns, TimeScale, draft_cell, prompt_cells, step_time_chart
 from tests.tui.inspector.test_record import record_of
 from tests.tui.scripted_events import story
 

@@ -1,4 +1,5 @@
-"""Ray on this machine: started so that only its owner can use it, and ended completely.
+"""Ray on this machine: started so that only its owner can use it, and ended completely; its cluster's machines and
+fronts.
 
 Whoever reaches Ray's ports and has its token runs code as its user. So Ray listens on loopback alone unless other
 machines are to join, always wants a token, which is in a file that only its user can read, and has its own folder.
@@ -9,6 +10,10 @@ Settled here (Ray 2.60):
 - Agents whose ports are not given write them to files, for which the raylet waits 15 s and then aborts.
 - `ray stop` ends every Ray of the user. `ray start --block` ends its own processes, and does so on SIGTERM.
 - The environment is read when Ray is imported, so it is set before.
+
+The fronts of a cluster are in the key-value store of Ray's head: each process that serves the replicas to clients
+writes down where it listens, so that the others, and `localllm cluster status`, find it. The entry of a front
+that was killed counts only while Ray has a connection to its process.
 """
 
 # pyright: reportMissingImports=false
@@ -26,7 +31,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, fields
 from importlib.util import find_spec
@@ -36,7 +41,6 @@ from typing import Any, ClassVar
 import psutil
 
 import localllm
-from localllm.cluster.registry import FrontEntry, fronts_of
 from localllm.errors import LocalLLMError, UsageError
 from localllm.files import write_token
 
@@ -67,6 +71,7 @@ CLIENT_ENVIRONMENT = {
     # Otherwise a late thread of Ray Serve starts another Ray, without a token, when this one has ended.
     "RAY_ENABLE_AUTO_CONNECT": "0",
 }
+NAMESPACE, FRONT_PREFIX = "localllm", "front:"  # of the entries in the key-value store
 METRIC_PORTS = ("AUTOSCALER_METRIC_PORT", "DASHBOARD_METRIC_PORT")
 
 
@@ -342,6 +347,45 @@ def address_towards(host: str, port: int) -> str:
             return each.getsockname()[0]
     except OSError as error:
         raise UsageError(f"{host} cannot be reached ({error.strerror})", "give --host ADDRESS") from None
+
+
+@dataclass(frozen=True)
+class FrontEntry:
+    """A front of a cluster."""
+
+    url: str
+    models: Sequence[str]  # that the replicas load at the start
+
+
+def own_job(ray: Any) -> str:
+    """Ray's id of this process."""
+    return ray.get_runtime_context().get_job_id()
+
+
+def add_front(ray: Any, entry: FrontEntry) -> None:
+    """Write down that this process is a front."""
+    from ray.experimental import internal_kv
+
+    internal_kv._internal_kv_put(FRONT_PREFIX + own_job(ray), json.dumps(asdict(entry)), namespace=NAMESPACE)
+
+
+def remove_front(ray: Any) -> None:
+    """Remove the entry of this process, if there is one."""
+    from ray.experimental import internal_kv
+
+    internal_kv._internal_kv_del(FRONT_PREFIX + own_job(ray), namespace=NAMESPACE)
+
+
+def fronts_of(ray: Any) -> list[FrontEntry]:
+    """The fronts that run, in the order in which they were started."""
+    from ray._private.state import jobs
+    from ray.experimental import internal_kv
+
+    fronts = []
+    for job in sorted((job for job in jobs() if not job["IsDead"]), key=lambda job: job["StartTime"]):
+        if value := internal_kv._internal_kv_get(FRONT_PREFIX + job["JobID"], namespace=NAMESPACE):
+            fronts.append(FrontEntry(**json.loads(value)))
+    return fronts
 
 
 def machines_of(node: RayNode) -> tuple[list[dict[str, Any]], list[FrontEntry]]:
