@@ -47,7 +47,7 @@ def test_numbers_are_read_from_a_list(asked: str) -> None:
 
 @pytest.mark.parametrize("asked", ["", "1,", "x", "1.5", "-3", "0", "²", "9" * 12])
 def test_an_invalid_number_is_named(asked: str) -> None:
-    with pytest.raises(UsageError, match="--batch holds"):
+    with pytest.raises(UsageError, match="--batch contains"):
         parse_numbers(asked, "--batch")
 
 
