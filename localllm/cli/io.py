@@ -60,7 +60,8 @@ def is_interactive() -> bool:
 
 
 def read_prompt(words: list[str], *, raw: bool, command: str) -> str:
-    """Prompt of a command, such as `run`: the text piped to stdin, a blank line, and the words of the command line.
+    """Prompt of a command: the text piped to stdin, a blank line, and the words of the command line. command: such
+    as `run`, named by an error
 
     The last line end of piped text is dropped. Raises UsageError if the prompt is empty or not UTF-8.
     """
