@@ -20,8 +20,8 @@ def record_steps(
     noise: float = 0.0,
     kv_dtype: str = "auto",
 ) -> None:
-    """Record 400 steps of a model on this machine: 2 ms, 1 ms more for each sequence and 0.1 ms for each prompt token,
-    times a log-normal factor with the standard deviation `noise`.
+    """Record 400 steps of a model on this machine: 2 ms, 1 ms more for each sequence and 0.1 ms for each prompt
+    token, times a log-normal factor with the standard deviation `noise`.
 
     batches: numbers of sequences, which occur equally often
     """
