@@ -429,14 +429,15 @@ def target_of(
         hardware, expectation = expect_on_device(
             header, load_options, chosen, settings, name=name, note=note, by_answers=False, hardware=machine
         )
-    if expectation is None:
-        return replace(roofline_target(header, hardware, load_options, name=name), machine=hardware)
-    reached = replace(hardware, bandwidth=expectation.bandwidth, flops=expectation.flops)
     if isinstance(fitted, RecordedFit):
         reason = "recorded steps are not used, because other settings have none"
     else:
         command = recording_command(typed, load_options, drafts=drafts)
         reason = f"{fitted} (`{command}` records what a fit needs)"
+    if expectation is None:
+        target = roofline_target(header, hardware, load_options, name=name, reason=reason)
+        return replace(target, machine=hardware)
+    reached = replace(hardware, bandwidth=expectation.bandwidth, flops=expectation.flops)
     source = f"roofline of this machine, from {expectation.source}; {reason}"
     target = roofline_target(
         header,

@@ -104,12 +104,13 @@ def roofline_target(
     step_s: float | None = None,
     sequence_s: float = 0.0,
     source: str | None = None,
+    reason: str = "no step was measured",
     parallel: Parallel = ONE_DEVICE,
 ) -> Target:
     """Return a model on a device or several, whose steps reach these shares of its bandwidth and arithmetic rate.
 
     step_s: time of a step besides reading and computing, None for an assumption; sequence_s: the same for each
-    sequence of it; source: describes all this.
+    sequence of it; source: describes all this; reason: why it is assumed, without a source.
     """
     config, single = parse_config(header.config), device
     parallel.check(config)
@@ -119,7 +120,7 @@ def roofline_target(
     rates = ReachedRates(device.bandwidth * shares[0], device.flops * shares[1])
     text = source or (
         f"roofline of the {single.name} at {shares[0]:.0%} of its published bandwidth and {shares[1]:.0%} of its "
-        f"arithmetic rate, and {extra_s * 1e6:.0f} µs more a step: assumed, no step was measured"
+        f"arithmetic rate, and {extra_s * 1e6:.0f} µs more a step: assumed, {reason}"
     )
 
     if parallel.devices > 1:
