@@ -6,6 +6,7 @@ Independent of terminals. Leaving raises EOFError, like Ctrl-D.
 
 import dataclasses
 import difflib
+import re
 import shlex
 import time
 from collections.abc import Callable
@@ -30,6 +31,7 @@ PARAMETER_NAMES = [
 ]
 
 EXCERPT_CHARACTERS = 50  # of a question in a list
+OPENING_QUOTES = re.compile(r'\s*(/(?:set\s+)?system\s+)?"""')
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,12 @@ def strip_triple_quotes(text: str) -> str:
     """Remove the triple quotes around a text of several lines."""
     text = text.strip()
     return text[3:-3].strip("\n") if text.startswith('"""') and text.endswith('"""') and len(text) >= 6 else text
+
+
+def has_open_quotes(text: str) -> bool:
+    """Return whether a message, or a system prompt, begins with triple quotes that are not closed at its end."""
+    opening = OPENING_QUOTES.match(text)
+    return opening is not None and not text[opening.end() :].rstrip().endswith('"""')
 
 
 def _help(session: Session, rest: str) -> str:

@@ -5,7 +5,7 @@ import pytest
 
 from localllm.conversation import commands
 from localllm.conversation.chat import Chat
-from localllm.conversation.commands import COMMANDS, strip_triple_quotes
+from localllm.conversation.commands import COMMANDS, has_open_quotes, strip_triple_quotes
 from localllm.conversation.session import Session
 from localllm.errors import UsageError
 from tests.cli.fake_engine import FakeLLM
@@ -180,6 +180,28 @@ def test_leaving(session, line):
 )
 def test_triple_quotes_are_taken_off(text, plain):
     assert strip_triple_quotes(text) == plain
+
+
+@pytest.mark.parametrize(
+    ("text", "is_open"),
+    [
+        ("", False),
+        ("hello", False),
+        ('"""', True),
+        ('  """hello', True),
+        ('"""hello\nworld', True),
+        ('"""hello"""', False),
+        ('"""hello\n"""  ', False),
+        ('""""""', False),
+        ('/system """be', True),
+        ('/system """be"""', False),
+        ('/set system """be', True),
+        ('/set system """be"""', False),
+        ('say """ to begin', False),
+    ],
+)
+def test_quotes_that_are_open_let_enter_begin_a_new_line(text, is_open):
+    assert has_open_quotes(text) is is_open
 
 
 def test_the_last_question_is_edited(session):

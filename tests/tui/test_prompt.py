@@ -10,7 +10,7 @@ from textual.app import App
 from textual.events import Key, Paste
 from textual.widgets import Static
 
-from localllm.tui.prompt import Prompt
+from localllm.tui.prompt import OPEN_QUOTES_TITLE, Prompt
 from tests.work import counted_lines
 
 COMMANDS = [("/help", "this list"), ("/set", "how to draw"), ("/save", "keep it")]
@@ -73,6 +73,16 @@ async def test_a_message_has_several_lines(app, key):
     async with app.run_test() as pilot:
         await pilot.press("a", key, "b", "enter")
         assert app.sent == ["a\nb"]
+
+
+async def test_open_triple_quotes_let_enter_begin_a_new_line(app):
+    async with app.run_test() as pilot:
+        await pilot.press(*'"""one', "enter", *"two", "enter")
+        assert (app.sent, app.prompt.text) == ([], '"""one\ntwo\n')
+        assert app.prompt.border_title == OPEN_QUOTES_TITLE
+        await pilot.press(*'"""', "enter")
+        assert (app.sent, app.prompt.text) == (['"""one\ntwo\n"""'], "")
+        assert app.prompt.border_title == ""
 
 
 @pytest.mark.parametrize(
