@@ -191,9 +191,7 @@ class Prompt(Vertical):
     def enter(self) -> bool:
         suggestion = self.suggestions.selected
         if suggestion and (
-            self.text_before_search is not None
-            or self.suggestions.moved
-            or _completes_command(suggestion, self.editor.text)
+            self.text_before_search is not None or self.suggestions.moved or self._completes_command(suggestion)
         ):
             self._accept(suggestion)
         elif self.text_before_search is not None:
@@ -297,6 +295,13 @@ class Prompt(Vertical):
         row, column = self.editor.cursor_location
         return self.editor.document[row][:column]
 
+    def _completes_command(self, suggestion: Suggestion) -> bool:
+        """Return whether the suggestion completes a command that is partly typed, and is not of an earlier text:
+        keys that arrive together are all in the text before suggestions follow.
+        """
+        line = self._line_to_cursor
+        return line.startswith("/") and suggestion.text.startswith(line) and suggestion.text != self.editor.text
+
     @work(exclusive=True)
     async def _suggest_files(self, line: str) -> None:
         """List files on a thread, since the folder may be on a network."""
@@ -352,11 +357,6 @@ class Prompt(Vertical):
             (self.busy, BUSY_TITLE),
         )
         self.border_title = next((title for applies, title in titles if applies), "")
-
-
-def _completes_command(suggestion: Suggestion, text: str) -> bool:
-    """Return whether the suggestion completes a command that is partly typed."""
-    return text.startswith("/") and suggestion.text != text
 
 
 def suggest_commands(line: str, commands: Sequence[tuple[str, str]]) -> list[Suggestion]:

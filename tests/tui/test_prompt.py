@@ -131,6 +131,17 @@ async def test_keys_that_come_together_keep_their_order(app):
         assert app.sent == ["ba"]
 
 
+async def test_a_command_whose_keys_come_together_is_sent_whole(app):
+    async with app.run_test() as pilot:
+        await pilot.press(*"/se")
+        assert offered(app) == ["/set"]
+        for character in "t colour red":
+            app.prompt.editor.post_message(Key({" ": "space"}.get(character, character), character))
+        app.prompt.editor.post_message(Key("enter", "\r"))
+        await pilot.pause(0.2)
+        assert (app.sent, app.prompt.text) == (["/set colour red"], "")
+
+
 async def test_unhandled_keys_reach_the_screen(app):
     async with app.run_test() as pilot:
         await pilot.press("ctrl+z", "escape", "ctrl+d")
