@@ -81,7 +81,8 @@ class BatchSummary:
     def __str__(self) -> str:
         counts = self.counts
         resumed = f", {counts.resumed:,} of them by an earlier run" if counts.resumed else ""
-        lines = f"{counts.lines:,} lines: {counts.ok:,} ok, {counts.failed:,} failed{resumed}"
+        noun = "line" if counts.lines == 1 else "lines"
+        lines = f"{counts.lines:,} {noun}: {counts.ok:,} ok, {counts.failed:,} failed{resumed}"
         if counts.lines == counts.resumed:
             return f"{lines}; nothing remained to do"
         hits = "" if math.isnan(self.hit_rate) else f" ({self.hit_rate:.0%} found in the cache)"

@@ -106,7 +106,7 @@ def invoke(arguments: list[str]) -> int:
     except typer.Exit as end:
         return end.exit_code
     except typer.TyperException as error:
-        raise UsageError(format_usage_error(error)) from error
+        raise UsageError(format_usage_error(error, arguments)) from error
 
 
 MESSAGE_REPLACEMENTS = (
@@ -124,10 +124,10 @@ MESSAGE_REPLACEMENTS = (
 )
 
 
-def format_usage_error(error: typer.TyperException) -> str:
+def format_usage_error(error: typer.TyperException, arguments: Sequence[str]) -> str:
     """Typer's message in the form of all errors: in lower case, with the remedy after a semicolon."""
     context = getattr(error, "ctx", None)
-    command = context.command_path if context else "localllm"
+    command = context.command_path if context else " ".join(["localllm", *arguments[:1]])
     message = " ".join(error.format_message().split()).rstrip(".")
     for pattern, replacement in MESSAGE_REPLACEMENTS:
         message = re.sub(pattern, replacement, message)

@@ -137,8 +137,8 @@ def batch(
             summary = run_batch(job, llm, model, max_tokens)
             if renamed := job.counts.other_model_lines:
                 note(
-                    f"note: {renamed:,} lines name another model, such as {job.counts.other_model:.40}; "
-                    f"{model} answered them"
+                    f"note: {renamed:,} {'line names' if renamed == 1 else 'lines name'} another model, such as "
+                    f"{job.counts.other_model:.40}; {model} answered"
                 )
     print_summary(summary, as_json=as_json)
     if failed := summary.counts.failed:

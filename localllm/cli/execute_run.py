@@ -79,7 +79,7 @@ def _answer_prompt(
         raise UsageError("log probabilities are part of the JSON output", "add --json")
     raw, system = flags["raw"], flags["system"]
     tools = io.read_tools(flags["tools"]) if flags["tools"] else None
-    text = io.read_prompt(flags["prompt"] or [], raw=raw)
+    text = io.read_prompt(flags["prompt"] or [], raw=raw, command="run")
     out = io.StdoutWriter()
     options = AnswerOptions(
         raw=raw,

@@ -13,7 +13,6 @@ from localllm.errors import UsageError
 from localllm.files import expand_path, parse_strict_json
 from localllm.formatting import one_line, printable
 
-NO_PROMPT_REMEDY = "give one after the name of the model, or pipe one in: `echo Hello | localllm run MODEL`"
 DIM, RESET = "\x1b[2m", "\x1b[0m"
 
 
@@ -60,8 +59,9 @@ def is_interactive() -> bool:
     return is_terminal(sys.stdin) and is_terminal(sys.stdout)
 
 
-def read_prompt(words: list[str], *, raw: bool) -> str:
-    """Prompt of a command: the text piped to stdin, a blank line, and the words of the command line.
+def read_prompt(words: list[str], *, raw: bool, command: str) -> str:
+    """Prompt of a command: the text piped to stdin, a blank line, and the words of the command line. command: such
+    as `run`, named by an error
 
     The last line end of piped text is dropped. Raises UsageError if the prompt is empty or not UTF-8.
     """
@@ -75,7 +75,8 @@ def read_prompt(words: list[str], *, raw: bool) -> str:
         return context.rstrip("\r\n") + "\n\n" + instruction
     prompt = instruction or context.removesuffix("\n").removesuffix("\r")
     if not prompt or not (raw or prompt.strip()):
-        raise UsageError("the prompt is empty", NO_PROMPT_REMEDY)
+        pipe = f"`echo Hello | localllm {command} MODEL`"
+        raise UsageError("the prompt is empty", f"give one after the name of the model, or pipe one in: {pipe}")
     return prompt
 
 

@@ -1,6 +1,7 @@
 """Quality report of a model compared with its reference, as text of at most 80 columns; `diff`, `quantize` and
 `show` print it. Does not import torch."""
 
+import json
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -105,18 +106,21 @@ def _distance(quality: Quality) -> str:
 def _worst_table(head: str, errors: Sequence[Error]) -> str:
     worst = sorted(errors, key=lambda error: -error.relative)[:MAX_WORST]
     rows = [(head, "OUTPUT ERROR"), *((error.name, _percent(error.relative)) for error in worst)]
-    return format_table(rows) if worst else ""
+    return format_table(rows) if any(error.relative for error in worst) else ""
 
 
 def _answers(answers: Answers) -> str:
+    differ = answers.same < answers.tokens
+    first = f"{answers.same} of {answers.tokens} tokens are identical before the first difference"
+    same = first if differ else f"all {answers.tokens} tokens are identical"
     return format_columns(
         [
-            *_wrapped("prompt", repr(answers.prompt)),
-            ("answers", f"{answers.same} of {answers.tokens} tokens are identical before the first difference"),
-            *(_wrapped("both", repr(answers.common)) if answers.common else []),
+            *_wrapped("prompt", _quoted(answers.prompt)),
+            ("answers", same),
+            *(_wrapped("both", _quoted(answers.common)) if answers.common else []),
             *(
-                [*_wrapped("reference", repr(answers.reference)), *_wrapped("compared", repr(answers.other))]
-                if answers.same < answers.tokens
+                [*_wrapped("reference", _quoted(answers.reference)), *_wrapped("compared", _quoted(answers.other))]
+                if differ
                 else []
             ),
         ]
@@ -142,6 +146,10 @@ def _percent(share: float) -> str:
 
 def _signed(share: float) -> str:
     return ("+" if share > 0 else "") + _percent(share)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _wrapped(name: str, text: str) -> Rows:

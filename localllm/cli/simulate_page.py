@@ -203,7 +203,7 @@ def parse_options(model: str, options: Mapping[str, Any]) -> tuple[dict[str, Any
     except typer.Exit:
         raise UsageError("these options do not start a simulation", "leave --help out") from None
     except typer.TyperException as error:
-        raise UsageError(format_usage_error(error)) from error
+        raise UsageError(format_usage_error(error, ["simulate"])) from error
     return dict(context.params), arguments
 
 

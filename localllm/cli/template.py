@@ -74,7 +74,10 @@ def template(
     functions = io.read_tools(tools) if tools else None
     if messages is None:
         system_message = [{"role": "system", "content": system}] if system else []
-        conversation = [*system_message, {"role": "user", "content": io.read_prompt(prompt or [], raw=False)}]
+        conversation = [
+            *system_message,
+            {"role": "user", "content": io.read_prompt(prompt or [], raw=False, command="template")},
+        ]
     elif prompt or system:
         raise UsageError("--messages cannot be combined with a prompt or --system", "put all into the messages")
     elif messages == tools == "-":

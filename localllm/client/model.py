@@ -32,6 +32,7 @@ class RemoteModel:
             self.dtype = str(facts["dtype"])
             self.kv_dtype = str(facts["kv_dtype"])
             self.context = int(facts["context"])
+            self.max_context = int(facts["max_context"])
             self.weight_bytes = int(facts["weight_bytes"])
             self.deterministic = bool(facts["deterministic"])
             self.has_chat_template = bool(facts["has_chat_template"])

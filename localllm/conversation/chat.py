@@ -254,5 +254,8 @@ def length_limit(
 ) -> tuple[str, str]:
     """Return the limit that ended an answer, and the remedy. flag: sets max_tokens in this interface"""
     if metrics and reached_max_tokens(model, params, metrics):
-        return f"{flag.removeprefix('/set ')} ({params.max_tokens})", f"raise it with {flag} to let it continue"
-    return f"the context ({model.context} tokens)", "load the model with a larger --context if it has one"
+        how = "" if flag.startswith("--") else f" with {flag}"
+        return f"{flag.removeprefix('/set ')} ({params.max_tokens})", f"raise it{how} for a longer answer"
+    larger = f"load the model with a larger --context, up to {model.max_context}"
+    remedy = larger if model.context < model.max_context else "the model supports no more"
+    return f"the context ({model.context} tokens)", remedy

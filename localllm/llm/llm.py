@@ -169,6 +169,11 @@ class LLM:
         return self.memory.context
 
     @property
+    def max_context(self) -> int:
+        """Maximum context that the model supports, in tokens."""
+        return self.config.max_context
+
+    @property
     def memory(self) -> MemoryPlan:
         """The memory plan as currently allocated."""
         return self.parts.caches.memory

@@ -53,8 +53,8 @@ METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 
 @dataclass(frozen=True)
 class ServerSetup:
-    """Configuration of a server process, as data: `localllm serve` builds its application from it, and so does every
-    replica, in a process of its own."""
+    """Configuration of a server process, as data: `localllm serve` builds its application from it, and so does
+    every replica, in a process of its own."""
 
     models: Sequence[str]  # loaded at the start
     load: Callable[[str | ModelRef, int | None], LLM | Embedder]

@@ -286,6 +286,7 @@ def model_fields(name: str, llm: LLM) -> JsonObject:
         "dtype": llm.dtype,
         "kv_dtype": llm.kv_dtype,
         "context": llm.context,
+        "max_context": llm.max_context,
         "weight_bytes": llm.weight_bytes,
         "deterministic": llm.deterministic,
         "has_chat_template": llm.has_chat_template,

@@ -102,7 +102,7 @@ class FakeLLM:
 
     def __init__(self, name="demo", context=4096, has_chat_template=True):
         self.name = name
-        self.context = context
+        self.context = self.max_context = context
         self.has_chat_template = has_chat_template
         self.asked = []  # (prompt, params) of every stream
         self.prepared = {}  # arguments of `prepare` by the request's id

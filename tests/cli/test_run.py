@@ -208,7 +208,7 @@ def test_truncation_is_reported_on_request(localllm, model):
     assert localllm("run", model, "hello", "--max-tokens=2") == (0, "1:", "")
     code, out, err = localllm("run", model, "hello", "--max-tokens=2", "--fail-on-length")
     assert (code, out) == (6, "1:")
-    assert err == "error: the answer was cut by --max-tokens (2); raise it with --max-tokens to let it continue\n"
+    assert err == "error: the answer was cut by --max-tokens (2); raise it for a longer answer\n"
     assert "note: the answer was cut" in localllm("run", model, "hello", "--max-tokens=2", "--verbose")[2]
     assert localllm("run", model, "hello", "--fail-on-length")[0] == 0
 

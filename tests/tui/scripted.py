@@ -79,6 +79,7 @@ class ScriptedModel:
 
     name = "scripted"
     context = 4096
+    max_context = 8192
     device = "cpu"
     dtype = "float32"
     kv_dtype = "float32"

@@ -33,6 +33,7 @@ class FakeModel:
     """Attributes of a model that the metrics strip and the inspector use."""
 
     context = 4096
+    max_context = 8192
     block_tokens = BLOCK
     reads = StepReads(weights=1.2e9, per_token=65536, kept_per_token=65536, bandwidth=200e9)
     tokenizer = FakeTokenizer()

@@ -138,7 +138,7 @@ async def test_a_truncated_answer_names_the_limit(tmp_path, opened, talk):
     app = app_with(ScriptedModel(saying("It goes on", finish_reason=FinishReason.LENGTH)), tmp_path)
     async with opened(app) as pilot:
         await talk(pilot, "hi")
-        assert "cut by the context (4096 tokens); load the model with a larger --context" in words(app)
+        assert "cut by the context (4096 tokens); load the model with a larger --context, up to 8192" in words(app)
 
 
 @pytest.mark.slow

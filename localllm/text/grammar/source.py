@@ -37,7 +37,8 @@ OVERLAPPING_OPTIONS = (
 NEEDS_TOKENS = "no tokenizer"  # prefix of messages about special tokens
 BODY_RULE = "body"
 _UNSEEN = re.compile(r"\b(temperature|max_tokens|stop)\s*=")
-_REGEX_ERROR = re.compile(r" error: (.*?)(?: 1 \||$)")
+_EXCERPT = re.compile(r"\n +\d+ \|.*", re.DOTALL)  # of a grammar, with a caret below the place of an error
+_PLACED_ERROR = re.compile(r"(?:at )?(\d+)\((\d+)\): (.*)", re.DOTALL)
 _ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|.)", re.DOTALL)
 
 
@@ -140,9 +141,12 @@ def _refusal(source: str) -> str:
 
 def _reason(grammar: Grammar, reason: str) -> str:
     """Return the reason as one line, with the place in a schema."""
-    line = OVERLAPPING_OPTIONS if reason.startswith("oneOf") else " ".join(reason.split())[:300]
-    if grammar.kind is GrammarKind.REGEX and (syntax_error := _REGEX_ERROR.search(line)):
-        return syntax_error[1]
+    text = _EXCERPT.sub("", reason)
+    if grammar.kind is GrammarKind.REGEX:
+        text = text.rpartition("\nerror: ")[2]
+    if grammar.kind is GrammarKind.LARK and (error := _PLACED_ERROR.fullmatch(text)):
+        text = f"line {error[1]}, column {error[2]}: {error[3]}"
+    line = OVERLAPPING_OPTIONS if reason.startswith("oneOf") else " ".join(text.split())[:300]
     if grammar.kind is not GrammarKind.JSON_SCHEMA or not isinstance(grammar.schema, dict):
         return line
     return f"{line} (at {_place(grammar.schema, reason)})"

@@ -117,9 +117,10 @@ def test_finite_recursion_is_supported(schema: Any) -> None:
 @pytest.mark.parametrize(
     ("kind", "text", "said"),
     [
-        ("regex", "a(", "unclosed group"),
+        ("regex", "a(", "cannot be used: unclosed group"),
+        ("regex", "[z-a]", "cannot be used: invalid character class range"),
         ("regex", "(?=a)b", "look-around"),
-        ("lark", "start: foo", "unknown name"),
+        ("lark", "start: foo", "line 1, column 8: unknown name"),
         ("lark", 'begin: "a"', "no start rule"),
         ("lark", "start[temperature=0.5]: /a+/", "sets temperature"),
         ("gbnf", 'answer ::= "a"', "No 'root' rule"),
