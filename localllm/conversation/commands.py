@@ -336,7 +336,7 @@ def with_parameter(params: SamplingParams, name: str, words: list[str]) -> Sampl
     Raises UsageError with a remedy for an unknown name or an invalid value.
     """
     if name == "num_ctx":
-        raise UsageError("the context is chosen at start", f"start `localllm run` with --context {words[0]}")
+        raise UsageError("the context is chosen at start", f"use `localllm run` with --context {words[0]}")
     if name not in PARAMETER_NAMES:
         similar = difflib.get_close_matches(name, PARAMETER_NAMES, n=2, cutoff=0.5)
         suggestion = f"did you mean {' or '.join(similar)}? " if similar else ""

@@ -83,7 +83,7 @@ def test_a_parameter_is_set(session, line, name, value):
         ("parameter stop_ids x", "are not token ids"),
         ("parameter logit_bias 5", "is not ID=BIAS"),
         ("parameter stop 'open", "close the quotes"),
-        ("parameter num_ctx 2048", "the context is chosen at start; start `localllm run` with --context 2048"),
+        ("parameter num_ctx 2048", "the context is chosen at start; use `localllm run` with --context 2048"),
         ("parameter temperature", "/set takes parameter NAME VALUE"),
         ("format json", "/set format json is unknown or incomplete; /set takes parameter NAME VALUE, system TEXT"),
         ("", "/set needs a name; /set takes parameter NAME VALUE, system TEXT, verbose or quiet"),
