@@ -3,8 +3,9 @@ measuring.
 
 One is recommended for the machine: the strongest model that fits comfortably and is fast enough. Strength is the
 number of parameters, which predicts the quality of answers better than anything else known in advance; for a
-mixture of experts, it is the usual geometric mean of all and active parameters. Models whose license has to be
-accepted at the Hub first are not recommended before they are downloaded.
+mixture of experts, it is the usual geometric mean of all and active parameters. Models for code, translation or
+moderation are not recommended, nor are those whose license has to be accepted at the Hub first, before they are
+downloaded.
 """
 
 import math
@@ -20,7 +21,7 @@ from localllm.cli.models import ModelEntry, list_entries
 from localllm.errors import LocalLLMError
 from localllm.formatting import format_count, parse_count
 from localllm.hardware.device import dtype_for, free_bytes, resolve_device
-from localllm.hub.catalog import CatalogEntry, catalog
+from localllm.hub.catalog import CatalogEntry, catalog, find_entry
 from localllm.plan.expected import ASSUMED_BANDWIDTH, known_tokens_per_s, measured_bandwidth
 from localllm.plan.fit import COMFORTABLE_SHARE, Fit, FreeMemory, LoadOptions, fit_model
 from localllm.quant.packing import ELEMENT_BYTES
@@ -63,6 +64,7 @@ class Candidate:
     active_parameters: float  # used by each token
     weight_bytes: int  # in memory
     gated: bool = False  # and not downloaded
+    purpose: str | None = None  # None for conversation
 
     @property
     def strength(self) -> float:
@@ -75,11 +77,11 @@ class Candidate:
 
 
 def list_offers(options: LoadOptions, device: str, settings: Settings) -> Sequence[ModelOffer]:
-    """Models to chat with: first local ones, then those of the catalog, each from small to large. Raises the
-    errors of `TargetDevice.resolve`."""
+    """Models to chat with: first local ones, then those of the catalog, each from small to large, with those of
+    unknown size last. Raises the errors of `TargetDevice.resolve`."""
     target = TargetDevice.resolve(options, device, settings)
     pairs = [pair for entry in list_entries() if (pair := offer_from_entry(entry, target))]
-    pairs.sort(key=lambda pair: (not pair[0].is_here, pair[1].strength if pair[1] else 0.0))
+    pairs.sort(key=lambda pair: (not pair[0].is_here, pair[1].strength if pair[1] else math.inf))
     best = recommend([candidate for _, candidate in pairs if candidate], target.memory.device_type)
     return [replace(offer, recommended=offer is best) for offer, _ in pairs]
 
@@ -91,7 +93,8 @@ def recommend(candidates: Sequence[Candidate], device_type: str) -> ModelOffer |
     def suitable(candidate: Candidate) -> bool:
         offer = candidate.offer
         fits = offer.fits and (offer.needs_bytes or 0) <= COMFORTABLE_SHARE * (offer.free_bytes or 0)
-        return bool(fits) and not candidate.gated and candidate.tokens_per_s(device_type) >= MIN_TOKENS_PER_S
+        eligible = not candidate.gated and candidate.purpose is None
+        return bool(fits) and eligible and candidate.tokens_per_s(device_type) >= MIN_TOKENS_PER_S
 
     def rank(candidate: Candidate) -> tuple[float, bool, float]:
         return candidate.strength, candidate.offer.is_here, -candidate.weight_bytes
@@ -120,7 +123,9 @@ def offer_from_entry(entry: ModelEntry, target: TargetDevice) -> tuple[ModelOffe
     offer, fit = offer_with_estimate(offer_without_estimate(entry, about), read_header(entry.path), target)
     if fit is None:
         return offer, None
-    return offer, Candidate(offer, entry.facts.parameters, entry.facts.active_parameters, fit.weights.total)
+    parameters, active = entry.facts.parameters, entry.facts.active_parameters
+    known = find_entry(entry.name)
+    return offer, Candidate(offer, parameters, active, fit.weights.total, purpose=known.purpose if known else None)
 
 
 def offer_without_estimate(entry: ModelEntry, about: str) -> ModelOffer:
@@ -168,7 +173,7 @@ def offer_from_catalog(
         offer = replace(offer, tokens_per_s=bytes_per_s / (weight_bytes * active / total))
     if active < total:
         offer = replace(offer, parameters=f"{catalog_entry.parameters}, {catalog_entry.active} active")
-    return offer, Candidate(offer, total, active, weight_bytes, catalog_entry.gated)
+    return offer, Candidate(offer, total, active, weight_bytes, catalog_entry.gated, catalog_entry.purpose)
 
 
 def estimate_weight_bytes(entry: CatalogEntry, parameters: float | None, target: TargetDevice) -> int | None:

@@ -1,6 +1,5 @@
 """`localllm run --plain`: a conversation line by line, with a line editor, streamed answers and slash commands."""
 
-import re
 import sys
 import termios
 from collections.abc import Callable, Iterator
@@ -20,7 +19,7 @@ from localllm.cli.io import StdoutWriter, note
 from localllm.client.model import RemoteModel
 from localllm.conversation.attach import dropped_file_references
 from localllm.conversation.chat import AnswerEvents, length_limit
-from localllm.conversation.commands import execute, strip_triple_quotes
+from localllm.conversation.commands import execute, has_open_quotes, strip_triple_quotes
 from localllm.conversation.session import Session
 from localllm.errors import ContextOverflow, LocalLLMError, UsageError
 from localllm.files import reason_of
@@ -28,7 +27,6 @@ from localllm.formatting import printable
 from localllm.request import FinishReason
 
 TERMIOS_LFLAG = 3  # index of c_lflag in the list of tcgetattr
-OPENING_QUOTES = re.compile(r'\s*(/system\s+)?"""')
 
 
 def run_repl(session: Session) -> None:
@@ -135,11 +133,6 @@ def paste_key_bindings() -> KeyBindings:
         event.current_buffer.insert_text(dropped_file_references(text) or text)
 
     return keys
-
-
-def has_open_quotes(text: str) -> bool:
-    opening = OPENING_QUOTES.match(text)
-    return opening is not None and not text[opening.end() :].rstrip().endswith('"""')
 
 
 def open_history(file: Path) -> History:

@@ -6,9 +6,10 @@ Independent of terminals. Leaving raises EOFError, like Ctrl-D.
 
 import dataclasses
 import difflib
+import re
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import NamedTuple
@@ -19,7 +20,7 @@ from localllm.conversation.session import Session
 from localllm.conversation.sessions import SearchHit, SessionSummary, normalize_title
 from localllm.errors import UsageError
 from localllm.files import expand_path, write_user_file
-from localllm.formatting import format_bytes, format_columns, format_table
+from localllm.formatting import format_bytes, format_columns, format_table, printable
 from localllm.request import SamplingParams
 from localllm.sampling import parse_logit_bias
 
@@ -30,6 +31,7 @@ PARAMETER_NAMES = [
 ]
 
 EXCERPT_CHARACTERS = 50  # of a question in a list
+OPENING_QUOTES = re.compile(r'\s*(/(?:set\s+)?system\s+)?"""')
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,12 @@ def strip_triple_quotes(text: str) -> str:
     return text[3:-3].strip("\n") if text.startswith('"""') and text.endswith('"""') and len(text) >= 6 else text
 
 
+def has_open_quotes(text: str) -> bool:
+    """Return whether a message, or a system prompt, begins with triple quotes that are not closed at its end."""
+    opening = OPENING_QUOTES.match(text)
+    return opening is not None and not text[opening.end() :].rstrip().endswith('"""')
+
+
 def _help(session: Session, rest: str) -> str:
     rows = [(command.usage, command.help) for command in COMMANDS.values()]
     keys = [
@@ -93,6 +101,8 @@ def _help(session: Session, rest: str) -> str:
 
 
 def _set(session: Session, rest: str) -> str:
+    if rest.split()[:1] == ["system"]:  # Ollama's form of /system; quotes in the text belong to it
+        return _system(session, rest.removeprefix("system").strip())
     try:
         name, *words = shlex.split(rest) or [""]
     except ValueError as error:
@@ -109,27 +119,40 @@ def _set(session: Session, rest: str) -> str:
         return f"{name}: new messages are {'saved' if session.autosave else 'not saved'}"
     if name == "parameter" and len(words) >= 2:
         session.chat.params = with_parameter(session.chat.params, words[0], words[1:])
-        return f"{words[0]} = {getattr(session.chat.params, words[0])}"
+        return f"{words[0]} = {value_to_text(getattr(session.chat.params, words[0])) or '-'}"
     if name == "parameter" and not words:
         return _parameter_table(session.chat.params)
     raise UsageError(
-        f"/set {rest} is unknown or incomplete" if rest else "/set needs arguments",
-        "/set parameter NAME VALUE, verbose or quiet, think or nothink, history or nohistory",
+        f"/set {rest} is unknown or incomplete" if rest else "/set needs a name",
+        "/set takes parameter NAME VALUE, system TEXT, verbose or quiet, think or nothink, history or nohistory",
     )
 
 
 def _parameter_table(params: SamplingParams) -> str:
-    return format_columns([(name, str(getattr(params, name))) for name in PARAMETER_NAMES])
+    return format_columns([(name, value_to_text(getattr(params, name)) or "-") for name in PARAMETER_NAMES])
+
+
+def value_to_text(value: object) -> str:
+    """Return a parameter's value as the user would type it, "" for none."""
+    if isinstance(value, tuple):
+        return shlex.join(printable(str(word).replace("\n", "\\n").replace("\t", "\\t")) for word in value)
+    if isinstance(value, Mapping):
+        return " ".join(f"{token}={str(bias).removesuffix('.0')}" for token, bias in value.items())
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "" if value is None else str(value)
 
 
 def _show(session: Session, rest: str) -> str:
     llm, chat = session.llm, session.chat
     neutral = SamplingParams()
     changed = [
-        f"{name}={getattr(chat.params, name)}"
+        f"{name}={value_to_text(getattr(chat.params, name)) or '-'}"
         for name in PARAMETER_NAMES
         if getattr(chat.params, name) != getattr(neutral, name)
     ]
+    template = str(chat.template_arguments.get("chat_template", "default")) if llm.has_chat_template else "none"
+    switches = [f"{name}={value}" for name, value in chat.template_arguments.items() if name != "chat_template"]
     used = "unknown before the next answer" if chat.messages else "no messages yet"
     kv_dtype = f", KV cache in {llm.kv_dtype}" if llm.kv_dtype != llm.dtype else ""
     if chat.used_tokens is not None:
@@ -142,7 +165,7 @@ def _show(session: Session, rest: str) -> str:
             ("messages", str(len(chat.messages))),
             ("parameters", " ".join(changed) or "all neutral"),
             ("system", chat.system or "-"),
-            ("template", " ".join(f"{name}={value}" for name, value in chat.template_arguments.items()) or "-"),
+            ("template", ", ".join([template, *switches])),
         ]
     )
 
@@ -312,6 +335,8 @@ def with_parameter(params: SamplingParams, name: str, words: list[str]) -> Sampl
 
     Raises UsageError with a remedy for an unknown name or an invalid value.
     """
+    if name == "num_ctx":
+        raise UsageError("the context is chosen at start", f"use `localllm run` with --context {words[0]}")
     if name not in PARAMETER_NAMES:
         similar = difflib.get_close_matches(name, PARAMETER_NAMES, n=2, cutoff=0.5)
         suggestion = f"did you mean {' or '.join(similar)}? " if similar else ""
@@ -335,7 +360,7 @@ def _parse_token_ids(words: list[str]) -> tuple[int, ...]:
 
 def _parse_value(word: str) -> object:
     """Parse a number or boolean; anything else remains text, which SamplingParams rejects by name."""
-    words = {"true": True, "false": False}
+    words = {"true": True, "on": True, "false": False, "off": False}
     if word.lower() in words:
         return words[word.lower()]
     for parse in (int, float):

@@ -33,6 +33,7 @@ class CatalogEntry:
     bytes: int | None = None  # approximate download size
     gated: bool = False  # requires accepting terms on the Hub
     embeds: bool = False  # an embedding model, without chat
+    purpose: str | None = None  # "code", "translation", "moderation"; None for conversation
     recommended: str | None = None  # "bf16", "int8", "int4", "mxfp4"; None for GGUF
 
 

@@ -107,7 +107,11 @@ class ChatApp(App[int]):
         return key_name(super().get_key_display(binding))
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Leave Ctrl-C to the chat screen, which has its own action."""
+        """Leave Ctrl-C to the chat screen, which has its own action, and open the palette only there: elsewhere it
+        would contain Textual's own commands only.
+        """
+        if action == "command_palette":
+            return isinstance(self.screen, ChatScreen)
         return action != "back_out" or not isinstance(self.screen, ChatScreen)
 
     def action_back_out(self) -> None:

@@ -256,7 +256,7 @@ class ChatScreen(TurnScreen):
             self.app.exit(0)
         else:
             self.interrupted_at = time.monotonic()
-            self.say("press Ctrl-C again to exit, or Ctrl-D")
+            self.say("press Ctrl-C again to exit, or Ctrl-D", timeout_s=DOUBLE_INTERRUPT_S)
 
     def action_leave(self) -> None:
         if not self.prompt.text:

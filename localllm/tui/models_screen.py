@@ -23,7 +23,7 @@ NO_MODELS_TEXT = (
     "Then it runs on this machine only. demo is included and needs no network."
 )
 LOCAL_MODELS_TEXT = "Local models are listed first. Others are downloaded once, and verified."
-RECOMMENDATION_REASON = "the strongest that fits with room to spare and answers faster than one reads"
+RECOMMENDATION_REASON = "the strongest chat model that fits with ease and answers faster than one reads"
 BUNDLED_MODEL = "demo"
 
 

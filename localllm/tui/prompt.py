@@ -26,6 +26,7 @@ from textual.reactive import reactive
 from textual.widgets import Static, TextArea
 
 from localllm.conversation.attach import file_reference
+from localllm.conversation.commands import has_open_quotes
 from localllm.files import reason_of
 from localllm.formatting import one_line
 from localllm.tui.editor import Editor
@@ -34,6 +35,7 @@ PLACEHOLDER = "Say something, or ? for help"
 QUEUED_TITLE = " sent after this answer; Esc takes it back "
 BUSY_TITLE = " Esc stops the answer "
 EDITING_TITLE = " Enter sends this on a new branch; Esc cancels "
+OPEN_QUOTES_TITLE = ' """ and Enter send this '
 SEARCHING_TITLE = " search history: type words, Enter takes one, Esc cancels "
 
 COMMAND_PATTERN = re.compile(r"/\S*")
@@ -189,13 +191,13 @@ class Prompt(Vertical):
     def enter(self) -> bool:
         suggestion = self.suggestions.selected
         if suggestion and (
-            self.text_before_search is not None
-            or self.suggestions.moved
-            or _completes_command(suggestion, self.editor.text)
+            self.text_before_search is not None or self.suggestions.moved or self._completes_command(suggestion)
         ):
             self._accept(suggestion)
         elif self.text_before_search is not None:
             self.escape()
+        elif has_open_quotes(self.text):
+            self.editor.insert("\n")
         elif self.busy and self.text.strip():
             self._set_queued(True)
         else:
@@ -271,6 +273,7 @@ class Prompt(Vertical):
         if self.text_before_search is not None:
             self._suggest_history()
             return
+        self._update_title()
         if self.editor.text == self.completed_text:
             return
         self.completed_text, line = None, self._line_to_cursor
@@ -291,6 +294,13 @@ class Prompt(Vertical):
         """The current line up to the cursor."""
         row, column = self.editor.cursor_location
         return self.editor.document[row][:column]
+
+    def _completes_command(self, suggestion: Suggestion) -> bool:
+        """Return whether the suggestion completes a command that is partly typed, and is not of an earlier text:
+        keys that arrive together are all in the text before suggestions follow.
+        """
+        line = self._line_to_cursor
+        return line.startswith("/") and suggestion.text.startswith(line) and suggestion.text != self.editor.text
 
     @work(exclusive=True)
     async def _suggest_files(self, line: str) -> None:
@@ -342,15 +352,11 @@ class Prompt(Vertical):
         titles = (
             (self.is_queued, QUEUED_TITLE),
             (self.text_before_search is not None, SEARCHING_TITLE),
+            (has_open_quotes(self.text), OPEN_QUOTES_TITLE),
             (self.is_editing, EDITING_TITLE),
             (self.busy, BUSY_TITLE),
         )
         self.border_title = next((title for applies, title in titles if applies), "")
-
-
-def _completes_command(suggestion: Suggestion, text: str) -> bool:
-    """Return whether the suggestion completes a command that is partly typed."""
-    return text.startswith("/") and suggestion.text != text
 
 
 def suggest_commands(line: str, commands: Sequence[tuple[str, str]]) -> list[Suggestion]:

@@ -17,7 +17,7 @@ from textual.widget import Widget
 from textual.widgets import Button, Input, Label, Select, Static, TextArea
 
 from localllm.conversation.chat import Chat
-from localllm.conversation.commands import with_parameter
+from localllm.conversation.commands import value_to_text, with_parameter
 from localllm.errors import LocalLLMError, UsageError
 from localllm.formatting import one_line, printable
 from localllm.sampling import PARAMETER_HELP, THINK_HELP
@@ -220,13 +220,6 @@ class Setting(Vertical):
         recommended = f"Recommended: {value_to_text(self.recommended) or 'none'}. " if differs else ""
         self.query_one(".meaning", Static).update(recommended + PARAMETER_HELP[self.field])
         self.query_one(".error", Static).update(message)
-
-
-def value_to_text(value: Any) -> str:
-    """Return a value as the user would type it, "" for None."""
-    if isinstance(value, tuple):
-        return shlex.join(printable(word.replace("\n", "\\n").replace("\t", "\\t")) for word in value)
-    return "" if value is None else str(value)
 
 
 def split_value(field: str, text: str) -> list[str]:

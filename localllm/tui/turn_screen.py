@@ -108,9 +108,9 @@ class TurnScreen(PanelScreen):
     def is_busy(self) -> bool:
         raise NotImplementedError
 
-    def say(self, text: str, severity: str = "information") -> None:
-        """Show a notification."""
-        self.notify(printable(text), severity=severity, markup=False)  # pyright: ignore[reportArgumentType]
+    def say(self, text: str, severity: str = "information", *, timeout_s: float | None = None) -> None:
+        """Show a notification. timeout_s: None for the usual time"""
+        self.notify(printable(text), severity=severity, timeout=timeout_s, markup=False)  # pyright: ignore[reportArgumentType]
 
     def selected_view(self, *, while_busy: bool = False) -> TurnView | None:
         """Return the selected turn, otherwise the newest; None, with a notification, if there is none."""

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -12,19 +13,22 @@ from localllm.arch.cost import WeightBytes
 from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import read_header
 from localllm.cli import offers as module
+from localllm.cli.models import list_entries
 from localllm.cli.offers import (
     ASSUMED_BANDWIDTH,
     COMFORTABLE_SHARE,
     MIN_TOKENS_PER_S,
     OVERHEAD_BYTES,
     Candidate,
+    TargetDevice,
     list_offers,
+    offer_from_entry,
     recommend,
 )
 from localllm.errors import LocalLLMError
 from localllm.hardware.device import resolve_device, resolve_dtype
 from localllm.hardware.measure import RateSetup
-from localllm.hub.catalog import PACKAGE_FOLDER, catalog_entries
+from localllm.hub.catalog import PACKAGE_FOLDER, catalog, catalog_entries
 from localllm.hub.hf_cache import cached_folder
 from localllm.hub.names import RepoName
 from localllm.hub.pull import plan_pull, pull
@@ -70,6 +74,8 @@ def test_downloaded_models_come_first_and_the_catalogue_is_complete(here):
     found = list(here().values())
     assert found[0].name == "demo"
     assert [each.is_here for each in found] == sorted((each.is_here for each in found), reverse=True)
+    unknown = [not each.is_here and each.needs_bytes is None for each in found]
+    assert any(unknown) and unknown == sorted(unknown), "models of unknown size are last"
     assert {entry.name for entry in catalog_entries() if not entry.embeds} <= {each.name for each in found}
 
 
@@ -191,6 +197,23 @@ def test_gated_models_are_not_recommended_and_downloaded_ones_preferred():
         candidate("t", 8, 2),
     )
     assert recommend([gated, there, here], "cuda") is here.offer
+
+
+def test_models_for_code_or_translation_are_not_recommended(here):
+    found = [here(free * GB).values() for free in (8, 16, 24, 32, 48)]
+    best = [each.name for offers in found for each in offers if each.recommended]
+    assert len(best) == len(found) and not [name for name in best if catalog()[name].purpose]
+    coder = replace(candidate("coder", 8, 5), purpose="code")
+    assert recommend([coder, weaker := candidate("weaker", 4, 3)], "cuda") is weaker.offer
+
+
+def test_the_purpose_of_a_downloaded_model_is_known(home, hub):
+    hub.add("Qwen/Qwen2.5-Coder-7B-Instruct", PACKAGE_FOLDER / "boxed" / "demo")
+    pull(plan_pull(RepoName("Qwen/Qwen2.5-Coder-7B-Instruct"), print), Watcher())
+    target = TargetDevice.resolve(LoadOptions(), "cpu", Settings.from_environment())
+    [entry] = [each for each in list_entries() if each.is_here and each.name == "qwen2.5-coder:7b-bf16"]
+    _, coder = offer_from_entry(entry, target)
+    assert coder.purpose == "code"
 
 
 def test_a_mixture_ranks_by_mean_size_and_active_parameters():

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from localllm.cli.repl import has_open_quotes
 from tests.cli.conftest import LAUNCHER
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|\x1b[()].|\x1b[=>]|[\r\x0f]")
@@ -280,23 +279,3 @@ def test_an_answer_that_was_cut_is_noted_in_a_terminal(terminal, model):
     one.see("1:h\n")
     one.see("note: the answer was cut by --max-tokens (3)")
     assert one.leave() == 0
-
-
-@pytest.mark.parametrize(
-    ("text", "is_open"),
-    [
-        ("", False),
-        ("hello", False),
-        ('"""', True),
-        ('  """hello', True),
-        ('"""hello\nworld', True),
-        ('"""hello"""', False),
-        ('"""hello\n"""  ', False),
-        ('""""""', False),
-        ('/system """be', True),
-        ('/system """be"""', False),
-        ('say """ to begin', False),
-    ],
-)
-def test_quotes_that_are_open_let_enter_begin_a_new_line(text, is_open):
-    assert has_open_quotes(text) is is_open

@@ -5,7 +5,7 @@ import pytest
 
 from localllm.conversation import commands
 from localllm.conversation.chat import Chat
-from localllm.conversation.commands import COMMANDS, strip_triple_quotes
+from localllm.conversation.commands import COMMANDS, has_open_quotes, strip_triple_quotes
 from localllm.conversation.session import Session
 from localllm.errors import UsageError
 from tests.cli.fake_engine import FakeLLM
@@ -59,6 +59,7 @@ def test_help_names_every_command(session):
         ("temperature none", "temperature", 1.0),
         ("max_tokens 10", "max_tokens", 10),
         ("ignore_eos true", "ignore_eos", True),
+        ("ignore_eos on", "ignore_eos", True),
         ("stop END 'two words'", "stop", ("END", "two words")),
         ("stop_ids 1 2", "stop_ids", (1, 2)),
         ("logit_bias 5=-inf 7=1", "logit_bias", {5: float("-inf"), 7: 1.0}),
@@ -82,9 +83,10 @@ def test_a_parameter_is_set(session, line, name, value):
         ("parameter stop_ids x", "are not token ids"),
         ("parameter logit_bias 5", "is not ID=BIAS"),
         ("parameter stop 'open", "close the quotes"),
-        ("parameter temperature", "/set parameter NAME VALUE"),
-        ("colour red", "/set parameter NAME VALUE"),
-        ("", "/set parameter NAME VALUE"),
+        ("parameter num_ctx 2048", "the context is chosen at start; use `localllm run` with --context 2048"),
+        ("parameter temperature", "/set takes parameter NAME VALUE"),
+        ("format json", "/set format json is unknown or incomplete; /set takes parameter NAME VALUE, system TEXT"),
+        ("", "/set needs a name; /set takes parameter NAME VALUE, system TEXT, verbose or quiet"),
     ],
 )
 def test_a_wrong_setting_changes_nothing_and_says_why(session, line, message):
@@ -95,7 +97,19 @@ def test_a_wrong_setting_changes_nothing_and_says_why(session, line, message):
 
 
 def test_parameters_are_listed(session):
-    assert "temperature          0.7" in execute(session, "/set parameter")
+    table = dict(line.split(maxsplit=1) for line in execute(session, "/set parameter").splitlines())
+    assert table["temperature"] == "0.7"
+    assert [table[name] for name in ("seed", "stop", "logit_bias", "ignore_eos")] == ["-", "-", "-", "off"]
+
+
+@pytest.mark.parametrize(
+    "value", ["stop END 'two words'", "stop_ids 1 2", "logit_bias 5=-inf 7=1", "ignore_eos on", "seed 7"]
+)
+def test_a_parameter_is_listed_as_it_is_typed(session, value):
+    name, words = value.split(maxsplit=1)
+    assert execute(session, f"/set parameter {value}") == f"{name} = {words}"
+    assert words in execute(session, "/set parameter")
+    assert f"{name}={words}" in execute(session, "/show")
 
 
 def test_verbose_and_quiet(session):
@@ -112,13 +126,14 @@ def test_thinking_is_switched(session):
     talk(session)
     assert session.llm.given[-1][1] == {"enable_thinking": False}
     execute(session, "/set think")
-    assert "template     enable_thinking=True" in execute(session, "/show")
+    assert "template     default, enable_thinking=True" in execute(session, "/show")
 
 
 def test_show_prints_model_parameters_and_context(session):
     assert "no messages yet, 4096 at most" in execute(session, "/show")
     answer = talk(session)
     shown = execute(session, "/show")
+    assert "template     default" in shown
     assert f"{len('hello' + answer)} tokens used, 4096 at most" in shown
     assert "temperature=0.7 top_k=40" in shown
 
@@ -127,6 +142,10 @@ def test_system_is_set_shown_and_removed(session):
     execute(session, '/system """be\nbrief"""')
     assert session.chat.system == "be\nbrief"
     assert execute(session, "/system") == "be\nbrief"
+    assert execute(session, "/set system You're a cat") == "system prompt set"
+    assert execute(session, "/set system") == session.chat.system == "You're a cat"
+    execute(session, '/set system """be\nbrief"""')
+    assert session.chat.system == "be\nbrief"
     execute(session, "/system none")
     assert session.chat.system is None
 
@@ -180,6 +199,28 @@ def test_leaving(session, line):
 )
 def test_triple_quotes_are_taken_off(text, plain):
     assert strip_triple_quotes(text) == plain
+
+
+@pytest.mark.parametrize(
+    ("text", "is_open"),
+    [
+        ("", False),
+        ("hello", False),
+        ('"""', True),
+        ('  """hello', True),
+        ('"""hello\nworld', True),
+        ('"""hello"""', False),
+        ('"""hello\n"""  ', False),
+        ('""""""', False),
+        ('/system """be', True),
+        ('/system """be"""', False),
+        ('/set system """be', True),
+        ('/set system """be"""', False),
+        ('say """ to begin', False),
+    ],
+)
+def test_quotes_that_are_open_let_enter_begin_a_new_line(text, is_open):
+    assert has_open_quotes(text) is is_open
 
 
 def test_the_last_question_is_edited(session):

@@ -123,6 +123,13 @@ def test_the_recommendation_follows_the_rule_in_the_head_of_the_file():
         )
 
 
+def test_all_editions_of_a_model_have_its_purpose():
+    for entry in OF_THE_HUB:
+        assert entry.purpose in (None, "code", "translation", "moderation")
+        assert entry.purpose == catalog()[entry.name.removesuffix("-bf16")].purpose, entry.name
+        assert (entry.purpose == "code") == any(word in entry.name for word in ("code", "devstral")), entry.name
+
+
 def test_the_terms_of_meta_and_google_have_to_be_accepted():
     """Gemma 4 has a common licence instead."""
     for entry in OF_THE_HUB:

@@ -7,6 +7,7 @@ import threading
 from dataclasses import replace
 
 import pytest
+from textual.command import CommandPalette
 from textual.events import Paste
 
 from localllm.conversation.chat import Chat
@@ -14,7 +15,7 @@ from localllm.errors import ContextOverflow, UsageError
 from localllm.metrics import StepReads
 from localllm.request import FinishReason, GenerationEvent
 from localllm.tui.app import ChatApp
-from localllm.tui.chat_screen import MAX_RATE_ATTEMPTS, ChatScreen
+from localllm.tui.chat_screen import DOUBLE_INTERRUPT_S, MAX_RATE_ATTEMPTS, ChatScreen
 from localllm.tui.help_screen import HelpScreen
 from localllm.tui.load_screen import LoadScreen
 from localllm.tui.picker import CommandChosen, ModelChosen, SessionChosen
@@ -328,6 +329,8 @@ async def test_ctrl_c_stops_then_clears_then_leaves(tmp_path, opened, until, tal
         assert app.screen.prompt.text == ""
         await pilot.press("ctrl+c")
         assert app.is_running
+        [hint] = [notice for notice in app._notifications if "Ctrl-C again" in notice.message]
+        assert hint.timeout == DOUBLE_INTERRUPT_S, "the hint is shown as long as it is true"
         await pilot.press("ctrl+c")
     assert app.return_code == 0
 
@@ -543,6 +546,9 @@ async def test_the_user_chooses_the_first_model_until_one_loads(tmp_path, until,
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: "mine" in seen(app))
         await pilot.press("enter")
+        await until(pilot, lambda: "it is not there" in seen(app))
+        await pilot.press("ctrl+p")
+        assert not CommandPalette.is_open(app), "it would have no command of the app"
         await leave_error(pilot, until)
         await until(pilot, lambda: "mine" in seen(app))
         await pilot.press(key)

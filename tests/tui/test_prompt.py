@@ -10,7 +10,7 @@ from textual.app import App
 from textual.events import Key, Paste
 from textual.widgets import Static
 
-from localllm.tui.prompt import Prompt
+from localllm.tui.prompt import OPEN_QUOTES_TITLE, Prompt
 from tests.work import counted_lines
 
 COMMANDS = [("/help", "this list"), ("/set", "how to draw"), ("/save", "keep it")]
@@ -75,6 +75,16 @@ async def test_a_message_has_several_lines(app, key):
         assert app.sent == ["a\nb"]
 
 
+async def test_open_triple_quotes_let_enter_begin_a_new_line(app):
+    async with app.run_test() as pilot:
+        await pilot.press(*'"""one', "enter", *"two", "enter")
+        assert (app.sent, app.prompt.text) == ([], '"""one\ntwo\n')
+        assert app.prompt.border_title == OPEN_QUOTES_TITLE
+        await pilot.press(*'"""', "enter")
+        assert (app.sent, app.prompt.text) == (['"""one\ntwo\n"""'], "")
+        assert app.prompt.border_title == ""
+
+
 @pytest.mark.parametrize(
     ("sequence", "key"),
     [("\x1b\r", "alt+enter"), ("\x1b[13;2u", "shift+enter"), ("\n", "ctrl+j"), ("\r", "enter")],
@@ -119,6 +129,17 @@ async def test_keys_that_come_together_keep_their_order(app):
             app.post_message(Key(key, character))
         await pilot.pause(0.2)
         assert app.sent == ["ba"]
+
+
+async def test_a_command_whose_keys_come_together_is_sent_whole(app):
+    async with app.run_test() as pilot:
+        await pilot.press(*"/se")
+        assert offered(app) == ["/set"]
+        for character in "t colour red":
+            app.prompt.editor.post_message(Key({" ": "space"}.get(character, character), character))
+        app.prompt.editor.post_message(Key("enter", "\r"))
+        await pilot.pause(0.2)
+        assert (app.sent, app.prompt.text) == (["/set colour red"], "")
 
 
 async def test_unhandled_keys_reach_the_screen(app):

@@ -121,7 +121,7 @@ def chat(window, keep):
 
 def stop(window):
     """Stop an answer that would fill the context, after making the window smaller."""
-    command(window, "/set parameter ignore_eos true", "ignore_eos = True")
+    command(window, "/set parameter ignore_eos true", "ignore_eos = on")
     send(window, "Count the stars")
     window.see("> Count the stars", "tokens/s", "average")
     window.resize(80, 24)
@@ -130,7 +130,7 @@ def stop(window):
     window.see("stopped")
     window.resize(COLUMNS, LINES)
     window.still("stopped", "average")
-    command(window, "/set parameter ignore_eos none", "ignore_eos = False")
+    command(window, "/set parameter ignore_eos none", "ignore_eos = off")
 
 
 def choose_the_newest_turn(window):
