@@ -4,6 +4,7 @@ import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -161,6 +162,7 @@ def plan(
             hardware, expectation = expect_on_device(
                 header, load_options, device or "auto", settings, name=name, note=note
             )
+    machine = None if gpu else hardware
     if workers_bytes:
         machines = len(workers_bytes)
         hardware = replace(hardware, count=Pool(hardware).stage_devices(load_options))
@@ -175,7 +177,10 @@ def plan(
     advice = None
     if not workers_bytes and (pool.devices > 1 or parallel.devices > 1 or not result.fit.fits):
         advice = advise(header, pool, load_options, name=name, prompt=result.prompt, expectation=expectation)
-    planned = PlannedModel(name, header, gpu, device or "auto", settings)
+    typed = shlex.quote(model) if is_path(model) else name
+    planned = PlannedModel(
+        name, header, gpu, device or "auto", settings, model if is_path(model) else name, machine
+    )
     lengths = {"prompt": prompt, "output": output}
     if advice and users > 1 and not slo:  # users of --slo are fewer requests at once
         advice = replace(advice, prefill=advise_prefill(planned, load_options, advice, lengths))
@@ -189,7 +194,6 @@ def plan(
             think_s=parse_duration(think or DEFAULT_THINK),
             lengths=lengths,
         )
-    typed = shlex.quote(model) if is_path(model) else name
     if as_json:
         more = {"advice": advice_json(advice, result, typed), "serving": serving_json(serving)}
         out.write(json.dumps(plan_json(result) | more, indent=1) + "\n")
@@ -225,17 +229,40 @@ class PlannedModel:
     gpu: str | None  # of the catalogue, with the number of a machine; None: a device of this machine
     device: str  # of this machine
     settings: Settings
+    typed: str  # how commands name it
+    machine: DeviceSpec | None  # the device of this machine, as measured
 
     @property
     def gpu_spec(self) -> DeviceSpec | None:
         return find_devices(self.gpu) if self.gpu else None
 
-    def target(self, options: LoadOptions) -> "Target":
-        """Return the engine on one device, for simulations. Raises DoesNotFit, and the errors of `target_of`."""
+    def has_fitted_steps(self, options: LoadOptions) -> bool:
+        """Return whether durations of steps on this machine are known from recorded ones."""
+        from localllm.cli.simulate_setup import recorded_fit
+
+        return not self.gpu and not isinstance(
+            recorded_fit(self.name, self.header, options, self.device, self.settings), str
+        )
+
+    def target(self, options: LoadOptions, *, by_steps: bool = True) -> "Target":
+        """Return the engine on one device, for simulations. Raises DoesNotFit, and the errors of `target_of`.
+
+        by_steps: as in `target_of`
+        """
         from localllm.cli.simulate_setup import target_of
 
         gpu = self.gpu_spec.name if self.gpu_spec else None
-        return target_of(self.name, self.header, options, gpu, self.device, self.settings)
+        return target_of(
+            self.name,
+            self.header,
+            options,
+            gpu,
+            self.device,
+            self.settings,
+            typed=self.typed,
+            by_steps=by_steps,
+            machine=self.machine,
+        )
 
 
 def drawn_lengths(target: "Target", lengths: Mapping[str, int | None]) -> dict[str, Any]:
@@ -256,8 +283,11 @@ def simulate_users(
     think_s: float,
     lengths: Mapping[str, int | None],
 ) -> "ServingPlan":
-    """Simulate users with settings of decreasing quality. limits: in seconds by measure; lengths: of prompts and
-    answers, None for a default"""
+    """Simulate users with settings of decreasing quality. Of these it compares those whose durations have the same
+    source.
+
+    limits: in seconds by measure; lengths: of prompts and answers, None for a default
+    """
     from localllm.simulate.capacity import Objective
     from localllm.simulate.load import LoadPlan
     from localllm.simulate.serving import plan_serving, serving_settings
@@ -268,9 +298,14 @@ def simulate_users(
         return LoadPlan(users=users, think_s=think_s, requests=requests, max_len=target.setup.capacity, **drawn)
 
     can_quantize = load_options.quant is None and not planned.header.quantization
-    tried = serving_settings(load_options, planned.gpu_spec, can_quantize=can_quantize)
+    tried, others = serving_settings(load_options, planned.gpu_spec, can_quantize=can_quantize), list[str]()
+    if by_steps := planned.has_fitted_steps(load_options):
+        others = [flags for flags, options in tried if not planned.has_fitted_steps(options)]
+        tried = [(flags, options) for flags, options in tried if flags not in others]
+    make_target = partial(planned.target, by_steps=by_steps)
     with status_line() as show_status:
-        return plan_serving(tried, planned.target, make_load, Objective(limits), show_status)
+        serving = plan_serving(tried, make_target, make_load, Objective(limits), show_status)
+    return serving if serving.choice else replace(serving, not_compared=tuple(others))
 
 
 def advise_prefill(

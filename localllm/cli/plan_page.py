@@ -298,6 +298,9 @@ def format_serving(serving: "ServingPlan") -> str:
         answer = f"no user is served {promise}"
     source = next((option.step_times for option in serving.options if option.step_times), "")
     lines = [describe_load(serving.load, None), f"step times: {source}", answer]
+    if serving.not_compared:
+        others = ", ".join(serving.not_compared)
+        lines.append(f"not compared, because no steps to fit to were recorded with them (see `bench`): {others}")
     return "\n".join([format_table([head, *rows]), *(textwrap.fill(line, PAGE_WIDTH) for line in lines)])
 
 
@@ -435,4 +438,5 @@ def serving_json(serving: "ServingPlan | None") -> dict[str, Any] | None:
         "options": [asdict(option) for option in serving.options],
         "choice": serving.choice.flags if serving.choice else None,
         "devices": serving.devices,
+        "not_compared": serving.not_compared,
     }

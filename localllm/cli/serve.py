@@ -533,7 +533,7 @@ def why_not_apart(model: str, flags: Mapping[str, Any]) -> str | None:
         kv_dtype=flags["kv_dtype"] or settings.kv_dtype,
     )
     device = flags["device"] or settings.device
-    target = target_of(ref.name, read_header(ref.path), load_options, None, device, settings)
+    target = target_of(ref.name, read_header(ref.path), load_options, None, device, settings, typed=model)
     lengths = default_lengths(target.setup.context)
     load = LoadPlan(rate=IDLE_RATE, max_len=target.setup.capacity, **lengths)
     prefill, link, on_machines = flags["prefill"], SHARED_MEMORY, isinstance(flags["prefill"], list)

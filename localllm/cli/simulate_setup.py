@@ -3,6 +3,7 @@ that have no effect.
 """
 
 import math
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +15,7 @@ from localllm.cli.io import flag_name, note, status
 from localllm.cli.loading import free_memory, parse_load_options
 from localllm.errors import UsageError
 from localllm.formatting import parse_duration
-from localllm.hardware.catalog import find_device
+from localllm.hardware.catalog import DeviceSpec, find_device
 from localllm.hardware.prices import RentalPrice, find_price
 from localllm.plan.fit import LoadOptions
 from localllm.plan.weights import check_quant
@@ -28,7 +29,7 @@ if TYPE_CHECKING:  # they import torch, which takes a second that no refusal nee
     from localllm.simulate.load import LoadPlan
     from localllm.simulate.report import Report
     from localllm.simulate.simulation import Observer
-    from localllm.simulate.target import Target
+    from localllm.simulate.target import RecordedFit, Target
     from localllm.simulate.tiers import TierSetup
 
 LOCAL_DEVICES = ("auto", "cpu", "cuda")
@@ -88,10 +89,22 @@ def prepare_simulation(flags: Mapping[str, Any]) -> PreparedSimulation:
     trace_format, load_fields = parse_load(flags)
     name, header, gpu, device = find_model(flags["model"], load_options, flags["device"], settings)
 
-    def make_target(options: LoadOptions) -> "Target":
-        division = parse_division(flags) if gpu else None
-        efficiency = flags["efficiency"]
-        target = target_of(name, header, options, gpu, device, settings, efficiency=efficiency, division=division)
+    def make_target(options: LoadOptions, first: "Target | None" = None) -> "Target":
+        """first: whose durations the target's are compared with"""
+        target = target_of(
+            name,
+            header,
+            options,
+            gpu,
+            device,
+            settings,
+            typed=flags["model"],
+            efficiency=flags["efficiency"],
+            division=parse_division(flags) if gpu else None,
+            drafts=bool(flags["drafts"]),
+            by_steps=first is None,
+            machine=first and first.machine,
+        )
         return configure(target, flags)
 
     target, cache_tokens = make_target(load_options), flags["cache_tokens"]
@@ -190,7 +203,7 @@ def setting_variants(
     header: Header,
     gpu: str | None,
     target: "Target",
-    make_target: "Callable[[LoadOptions], Target]",
+    make_target: "Callable[[LoadOptions, Target], Target]",
 ) -> "list[list[Variant]]":
     """Return other formats of weights, or of keys and values, to try, and then both together.
 
@@ -206,7 +219,7 @@ def setting_variants(
     both: list[Variant] = []
     for flags, changed in serving_settings(load_options, device, can_quantize=can_quantize)[1:]:
         several = changed.quant != load_options.quant and changed.kv_dtype != load_options.kv_dtype
-        (both if several else single).append((flags, partial(make_target, changed)))
+        (both if several else single).append((flags, partial(make_target, changed, target)))
     return [single, both]
 
 
@@ -345,6 +358,28 @@ def find_model(
     return name, header, gpu, chosen
 
 
+def recorded_fit(
+    name: str, header: Header, load_options: LoadOptions, chosen: str, settings: Settings, *, drafts: bool = False
+) -> "RecordedFit | str":
+    """Return a fit to the steps of a model that this machine has recorded, or why there is none. See
+    `fit_recorded`."""
+    from localllm.plan.expected import step_setup
+    from localllm.simulate.target import fit_recorded
+
+    setup, _ = step_setup(header, load_options, chosen, settings, name=name)
+    return fit_recorded(settings.home, setup, note, name=name, drafts=drafts)
+
+
+def recording_command(typed: str, load_options: LoadOptions, *, drafts: bool) -> str:
+    """Return a command that records steps to which durations can be fitted. typed: the model as typed"""
+    words = ["localllm", "bench", shlex.quote(typed)]
+    words += ["--quant", load_options.quant] if load_options.quant else []
+    words += ["--dtype", load_options.dtype] if load_options.dtype != "auto" else []
+    words += ["--kv-dtype", load_options.kv_dtype] if load_options.kv_dtype != "auto" else []
+    words += ["--draft"] if drafts else []
+    return " ".join([*words, "--prompt", "64,512", "--batch", "1,8,32"])
+
+
 def target_of(
     name: str,
     header: Header,
@@ -353,21 +388,26 @@ def target_of(
     chosen: str,
     settings: Settings,
     *,
+    typed: str,
     efficiency: str | None = None,
     division: "Parallel | None" = None,
+    drafts: bool = False,
+    by_steps: bool = True,
+    machine: DeviceSpec | None = None,
 ) -> "Target":
     """Return a model on GPUs of the catalogue, or on a device of this machine.
 
-    chosen: the device of this machine; division: the GPUs that compute it together, whose link is the GPU's own if
-    they have none
+    chosen: the device of this machine; typed: the model as typed; division: the GPUs that compute it together,
+    whose link is the GPU's own if they have none; drafts: whether sequences have any; by_steps: use a fit to
+    recorded steps if there is one, otherwise the roofline in any case; machine: the device, if it was measured
     """
     from localllm.plan.parallel import default_link
     from localllm.plan.speed import ASSUMED_BANDWIDTH_SHARE, ASSUMED_FLOPS_SHARE
     from localllm.simulate.target import (
         CPU_SEQUENCE_S,
         ONE_DEVICE,
+        RecordedFit,
         fitted_target,
-        measured_steps,
         parse_shares,
         roofline_target,
     )
@@ -381,21 +421,25 @@ def target_of(
     from localllm.plan.expected import expect_on_device, step_setup
 
     memory = free_memory(chosen)
-    setup, device_name = step_setup(header, load_options, chosen, settings, name=name)
-    if steps := measured_steps(settings.home, setup, note):
-        origin = f"of {name} on this machine"
-        return fitted_target(
-            header, memory, load_options, steps, name=name, device_name=device_name, origin=origin
-        )
+    fitted = recorded_fit(name, header, load_options, chosen, settings, drafts=drafts)
+    if isinstance(fitted, RecordedFit) and by_steps:
+        _, device_name = step_setup(header, load_options, chosen, settings, name=name)
+        return fitted_target(header, memory, load_options, fitted, name=name, device_name=device_name)
     with status(f"measuring this machine for {name}"):
         hardware, expectation = expect_on_device(
-            header, load_options, chosen, settings, name=name, note=note, by_answers=False
+            header, load_options, chosen, settings, name=name, note=note, by_answers=False, hardware=machine
         )
+    if isinstance(fitted, RecordedFit):
+        reason = "recorded steps are not used, because other settings have none"
+    else:
+        command = recording_command(typed, load_options, drafts=drafts)
+        reason = f"{fitted} (`{command}` records what a fit needs)"
     if expectation is None:
-        return roofline_target(header, hardware, load_options, name=name)
+        target = roofline_target(header, hardware, load_options, name=name, reason=reason)
+        return replace(target, machine=hardware)
     reached = replace(hardware, bandwidth=expectation.bandwidth, flops=expectation.flops)
-    source = f"roofline of this machine, from {expectation.source}; no step of {name} was measured (see `bench`)"
-    return roofline_target(
+    source = f"roofline of this machine, from {expectation.source}; {reason}"
+    target = roofline_target(
         header,
         reached,
         load_options,
@@ -405,6 +449,7 @@ def target_of(
         sequence_s=CPU_SEQUENCE_S if hardware.device_type == "cpu" else 0.0,
         source=source,
     )
+    return replace(target, machine=hardware)
 
 
 def parse_objectives(text: str) -> dict[str, float]:

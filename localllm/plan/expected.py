@@ -65,10 +65,12 @@ def expect_on_device(
     name: str,
     note: Callable[[str], None] = lambda text: None,
     by_answers: bool = True,
+    hardware: DeviceSpec | None = None,
 ) -> tuple[DeviceSpec, Expectation | None]:
     """Return a device of this machine, and the rates that a model is expected to reach on it.
 
     by_answers: use the rates of earlier answers, which include the overheads of steps with a single sequence.
+    hardware: the device, if it was measured before; None: its rates are measured unless they are stored.
 
     The latter are None if the model does not fit, or is not quantized yet. Raises NoSuchDevice and UsageError, and
     like `parse_config`. note: receives a line for each file that cannot be used.
@@ -77,7 +79,7 @@ def expect_on_device(
 
     target = resolve_device(settings.device if device == "auto" else device)
     torch_dtype = resolve_dtype(options.dtype, stored_dtype(header, target.type), target)
-    hardware = measure_this_machine(str(target), dtype_name(torch_dtype), settings, note=note)
+    hardware = hardware or measure_this_machine(str(target), dtype_name(torch_dtype), settings, note=note)
     config = parse_config(header.config)
     fit = fit_model(header, config, hardware, options, name=name)
     if not fit.fits:

@@ -34,6 +34,14 @@ from localllm.runtime.step import StepShape
 KINDS = ("decode", "mixed", "prefill")
 MIN_STEPS_OF_KIND = 8  # measured steps from which a kind has coefficients of its own
 MIN_STEPS = 32  # measured steps that a fit needs
+# What steps must cover for a fit of them to predict others. A coefficient that they do not determine would share
+# the duration with the constant arbitrarily, and be multiplied by the sequences or tokens of larger steps.
+MIN_REPEATS = 4  # steps that a number of sequences or prompt tokens is measured by; `bench` has 5 rounds
+MIN_SPREAD = 4  # ratio of the largest such number to the smallest
+MIN_BATCH = 8  # sequences: an engine runs dozens, to which fewer would be extrapolated by more than an order
+# Error of a fit on held-out steps beyond which the roofline is no worse: it was a third off for steps of `demo`.
+MAX_TOTAL_ERROR = 1 / 3
+MAX_STEP_ERROR = 0.5  # median; a fit that misses half of the steps by more does not describe them
 HELD_OUT_SHARE = 5  # every fifth measured step is not fitted to
 MIN_WAITS = 32  # of requests, from which their way to the engine is estimated
 DRAWS = 2**14  # deviations that are drawn before they repeat
@@ -65,6 +73,13 @@ class FitError:
     median: float  # relative error of a single step
     total: float  # relative error of the sum of all
 
+    @property
+    def is_acceptable(self) -> bool:
+        return self.median <= MAX_STEP_ERROR and abs(self.total) <= MAX_TOTAL_ERROR
+
+    def __str__(self) -> str:
+        return f"a single one is off by {self.median:.0%} (median), their sum by {self.total:+.1%}"
+
 
 class FittedCost:
     """A linear function of the shape for each kind of step, by least squares of the relative error, times the
@@ -88,9 +103,10 @@ class FittedCost:
             for kind in KINDS
         }
         self.error = self.measure_error(held_out)
+        most = max(shape.sequences for shape, _ in fitted)
+        batches = f" of up to {most} sequences" if most > 1 else ""
         self.source = (
-            f"fitted to {len(fitted)} steps {origin}; of {self.error.steps} others, a single one is off by "
-            f"{self.error.median:.0%} (median), their sum by {self.error.total:+.1%}"
+            f"fitted to {len(fitted)} steps{batches} {origin}; of {self.error.steps} others, {self.error}"
         )
 
     def mean(self, shape: StepShape) -> float:
@@ -129,10 +145,53 @@ def features(shape: StepShape) -> tuple[float, ...]:
     )
 
 
+def steps_of_kind(steps: Sequence[TimedStep], kind: str) -> Sequence[TimedStep]:
+    """Return the steps of a kind, or all where it was measured too rarely."""
+    own = [step for step in steps if step[0].kind == kind]
+    return own if len(own) >= MIN_STEPS_OF_KIND else steps
+
+
+def why_not_fitted(steps: Sequence[TimedStep], model: str, *, drafts: bool) -> str | None:
+    """Return why the steps of a model do not determine all coefficients of a fit, None if they do.
+
+    drafts: whether sequences that decode have drafts in what is predicted
+    """
+    if len(steps) < MIN_STEPS:
+        return f"only {len(steps)} steps of {model} were recorded" if steps else f"no step of {model} was measured"
+    for kind in KINDS:
+        chosen = steps_of_kind(steps, kind)
+        shapes = [shape for shape, _ in chosen]
+        which = "" if chosen is steps else f" {kind}"
+        subject = f"the {len(shapes)} recorded{which} steps of {model}"
+        if kind != "prefill":
+            batches = [s.sequences for s in shapes if s.sequences and drafts == (s.tokens > s.sequences)]
+            fewest, most = measured_range(batches)
+            if not most:
+                return f"hardly any of {subject} decodes {'with' if drafts else 'without'} drafts"
+            if most < MIN_BATCH:
+                return f"{subject} are of {f'at most {most} sequences' if most > 1 else 'one sequence'} at a time"
+            if most < MIN_SPREAD * fewest:
+                return f"{subject} are of at least {fewest} sequences at a time"
+        if kind != "decode":
+            least, largest = measured_range([s.prompt_tokens for s in shapes if s.prompts])
+            if not largest:
+                return f"hardly any of {subject} computes a prompt"
+            if largest < MIN_SPREAD * least:
+                return f"{subject} compute similar numbers of prompt tokens"
+    return None
+
+
+def measured_range(values: Sequence[int]) -> tuple[int, int]:
+    """Return bounds beyond each of which too few of the values are for a measurement; zeros for too few values."""
+    if len(values) < MIN_REPEATS:
+        return 0, 0
+    ordered = sorted(values)
+    return ordered[MIN_REPEATS - 1], ordered[-MIN_REPEATS]
+
+
 def fit_kind(steps: Sequence[TimedStep], kind: str) -> tuple[float, ...]:
     """Return the coefficients of one kind of step, or of all kinds together where it was measured too rarely."""
-    own = [step for step in steps if step[0].kind == kind]
-    chosen = own if len(own) >= MIN_STEPS_OF_KIND else steps
+    chosen = steps_of_kind(steps, kind)
     x = np.array([features(shape) for shape, _ in chosen])
     y = np.array([seconds for _, seconds in chosen])
     # Slow steps are rare and do not decide the slopes; sums are then made right, because queues add durations up.
@@ -164,8 +223,7 @@ def draw_deviations(
 ) -> "array[float]":
     """Return measured durations over predicted ones, drawn from steps of a kind, with the mean that keeps sums
     right."""
-    own = [step for step in steps if step[0].kind == kind]
-    own = own if len(own) >= MIN_STEPS_OF_KIND else list(steps)
+    own = steps_of_kind(steps, kind)
     predicted = np.array([mean(shape) for shape, _ in own])
     measured = np.array([seconds for _, seconds in own])
     ratios = measured / predicted

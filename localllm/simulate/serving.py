@@ -46,6 +46,7 @@ class ServingPlan:
     load: LoadPlan
     objective: Objective
     options: tuple[ServingOption, ...]
+    not_compared: tuple[str, ...] = ()  # flags of settings without recorded steps, beside others that have them
 
     @property
     def choice(self) -> ServingOption | None:

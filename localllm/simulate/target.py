@@ -19,7 +19,7 @@ from localllm.plan.speed import ASSUMED_BANDWIDTH_SHARE, ASSUMED_FLOPS_SHARE, AS
 from localllm.plan.step_times import StepSetup
 from localllm.quant.packing import ELEMENT_BYTES, kv_element_bytes
 from localllm.runtime.step import StepShape
-from localllm.simulate.cost import MIN_STEPS, Cost, FittedCost, ParallelCost, RooflineCost, entry_delay
+from localllm.simulate.cost import Cost, FittedCost, ParallelCost, RooflineCost, entry_delay, why_not_fitted
 from localllm.simulate.simulation import EngineSetup
 
 ONE_DEVICE = Parallel()
@@ -48,6 +48,7 @@ class Target:
     devices: int = 1  # of each replica
     device_model: str = ""  # name of a single device in the catalogue
     link: Link | None = None  # between replicas; None if it is not known
+    machine: DeviceSpec | None = None  # a device of this machine whose rates were measured for this
 
     @property
     def token_bytes(self) -> float:
@@ -58,6 +59,14 @@ class Target:
     def cost(self) -> Cost:
         """A new cost, whose totals are 0."""
         return self.make_cost()
+
+
+@dataclass(frozen=True)
+class RecordedFit:
+    """The cost of steps on this machine, and what a request waits besides."""
+
+    cost: FittedCost
+    entry_s: float  # from its arrival to the engine
 
 
 def engine_setup(memory: MemoryPlan, device_type: str) -> EngineSetup:
@@ -95,12 +104,13 @@ def roofline_target(
     step_s: float | None = None,
     sequence_s: float = 0.0,
     source: str | None = None,
+    reason: str = "no step was measured",
     parallel: Parallel = ONE_DEVICE,
 ) -> Target:
     """Return a model on a device or several, whose steps reach these shares of its bandwidth and arithmetic rate.
 
     step_s: time of a step besides reading and computing, None for an assumption; sequence_s: the same for each
-    sequence of it; source: describes all this.
+    sequence of it; source: describes all this; reason: why it is assumed, without a source.
     """
     config, single = parse_config(header.config), device
     parallel.check(config)
@@ -110,7 +120,7 @@ def roofline_target(
     rates = ReachedRates(device.bandwidth * shares[0], device.flops * shares[1])
     text = source or (
         f"roofline of the {single.name} at {shares[0]:.0%} of its published bandwidth and {shares[1]:.0%} of its "
-        f"arithmetic rate, and {extra_s * 1e6:.0f} µs more a step: assumed, no step was measured"
+        f"arithmetic rate, and {extra_s * 1e6:.0f} µs more a step: assumed, {reason}"
     )
 
     if parallel.devices > 1:
@@ -144,31 +154,41 @@ def fitted_target(
     header: Header,
     device: DeviceMemory,
     options: LoadOptions,
-    measured: step_times.Records,
+    fitted: RecordedFit,
     *,
     name: str,
     device_name: str,
-    origin: str,
-    seed: int = 0,
 ) -> Target:
     """Return a model on this machine, whose steps take what measured ones took."""
     fit = checked_fit(header, device, options, name)
-    timed = [(StepShape(*(int(n) for n in step[:-1])), step[-1]) for step in measured.steps]
-    cost = FittedCost(timed, origin, seed)
-    setup = engine_setup(checked_memory(fit), device.device_type)
-    entry_s = entry_delay(measured.entry_waits)
-    if entry_s:
-        cost.source += f"; requests take {format_seconds(entry_s)} to the engine"
-    return Target(name, device_name, fit, replace(setup, entry_s=entry_s), lambda: cost, None)
+    setup = replace(engine_setup(checked_memory(fit), device.device_type), entry_s=fitted.entry_s)
+    return Target(name, device_name, fit, setup, lambda: fitted.cost, None)
 
 
-def measured_steps(home: Path, setup: StepSetup, note: Callable[[str], None]) -> step_times.Records | None:
-    """Return the steps of a model that this machine has measured, with another number of threads if there are none
-    with the same; None if they are too few."""
+def fit_recorded(
+    home: Path, setup: StepSetup, note: Callable[[str], None], *, name: str, drafts: bool = False, seed: int = 0
+) -> RecordedFit | str:
+    """Return a fit to the steps of a model that this machine has recorded, with another number of threads if there
+    are none with the same. Returns why there is none if they do not determine it, or its error is too large.
+
+    drafts: whether sequences have drafts in what is predicted
+    """
     setups = step_times.read_records(home / step_times.FILE, note)
     others = (found for each, found in reversed(setups.items()) if replace(each, threads=setup.threads) == setup)
-    records = setups.get(setup) or next(others, None)
-    return records if records and len(records.steps) >= MIN_STEPS else None
+    records = setups.get(setup) or next(others, step_times.Records([], []))
+    timed = [(StepShape(*(int(n) for n in step[:-1])), step[-1]) for step in records.steps]
+    if reason := why_not_fitted(timed, name, drafts=drafts):
+        return reason
+    cost = FittedCost(timed, f"of {name} on this machine", seed)
+    if not cost.error.is_acceptable:
+        return (
+            f"a fit to the {len(timed)} recorded steps of {name} is too inaccurate: of {cost.error.steps} others, "
+            f"{cost.error}"
+        )
+    entry_s = entry_delay(records.entry_waits)
+    if entry_s:
+        cost.source += f"; requests take {format_seconds(entry_s)} to the engine"
+    return RecordedFit(cost, entry_s)
 
 
 def parse_shares(text: str) -> tuple[float, float]:

@@ -9,10 +9,12 @@ import pytest
 from localllm.cli.app import main
 from localllm.cli.fast_start import COMMAND_TABLE
 from localllm.cli.plan_page import format_plan
+from localllm.hardware import measure
 from localllm.hardware.catalog import find_device
 from localllm.plan.fit import LoadOptions
 from localllm.plan.plan import Expectation, plan_model
 from localllm.simulate import apart
+from tests.plan.made_up_steps import record_steps
 from tests.plan.published import LLAMA_8B, LLAMA_70B, MIXTRAL, header_of, write_sparse
 
 
@@ -60,6 +62,39 @@ def test_users_within_objectives(localllm, llama):
     assert "20 users are served within TTFT <= 1000 ms, TPOT <= 25 ms for 95% of the requests" in text
     assert f"this device serves {option['capacity']}" in text
     assert all(len(line) <= 80 for line in out.splitlines())
+
+
+UNSERVED = ("plan", "demo", "--users", "3", "--slo", "tpot=0.000001ms")
+
+
+def test_settings_are_compared_by_one_source_of_durations(localllm, monkeypatch):
+    """Steps recorded with one of the other settings alone are not used. A busy machine is measured once."""
+    monkeypatch.setattr(measure, "measure", lambda device, dtype: measure.Rates(2e10, 1e10, 1e11, share=0.5))
+    record_steps("demo", kv_dtype="int8")
+    code, out, err = localllm(*UNSERVED, "--json")
+    serving = json.loads(out)["serving"]
+    assert code == 0 and err.count("so the measurement is not saved") == 1
+    assert [option["flags"] for option in serving["options"]] == ["", "--kv-dtype int8"]
+    assert all(option["step_times"].startswith("roofline") for option in serving["options"])
+    assert serving["not_compared"] == []
+
+
+def test_settings_without_recorded_steps_are_not_compared_with_others(localllm):
+    record_steps("demo")
+    code, out, _ = localllm(*UNSERVED, "--json")
+    serving = json.loads(out)["serving"]
+    [option] = serving["options"]
+    assert (
+        code == 0 and option["step_times"].startswith("fitted") and serving["not_compared"] == ["--kv-dtype int8"]
+    )
+    _, out, _ = localllm(*UNSERVED)
+    reason = "not compared, because no steps to fit to were recorded with them (see `bench`): --kv-dtype int8"
+    assert reason in " ".join(out.split())
+    record_steps("demo", kv_dtype="int8")
+    _, out, _ = localllm(*UNSERVED, "--json")
+    serving = json.loads(out)["serving"]
+    assert [option["flags"] for option in serving["options"]] == ["", "--kv-dtype int8"]
+    assert all(option["step_times"].startswith("fitted") for option in serving["options"])
 
 
 def test_several_machines_are_advised_a_division(localllm, tmp_path):

@@ -13,7 +13,7 @@ from localllm.simulate import apart
 def test_the_link_to_workers_decides_whether_they_pay(real, monkeypatch, tmp_path):
     setup = SimpleNamespace(asynchronous=False, context=1024, capacity=1000)
     target = SimpleNamespace(setup=setup, device="CPU", cost=SimpleNamespace(source="steps of a test"))
-    monkeypatch.setattr(simulate_setup, "target_of", lambda *given: target)
+    monkeypatch.setattr(simulate_setup, "target_of", lambda *given, typed: target)
 
     def compare(target, load, prefill, decode, *, link, on_machines):
         assert (prefill, decode, on_machines) == (2, 1, True)
@@ -68,7 +68,7 @@ def test_the_link_to_workers_decides_whether_they_pay(real, monkeypatch, tmp_pat
 def test_processes_for_prompts_that_would_not_help_are_refused(real, monkeypatch, words, message):
     setup = SimpleNamespace(asynchronous=False, context=1024, capacity=1000)
     target = SimpleNamespace(setup=setup, device="CPU", cost=SimpleNamespace(source="steps of a test"))
-    monkeypatch.setattr(simulate_setup, "target_of", lambda *given: target)
+    monkeypatch.setattr(simulate_setup, "target_of", lambda *given, typed: target)
     monkeypatch.setattr(ray_node, "find_spec", lambda name: None if "without-ray" in words else name)
     monkeypatch.setattr(
         apart,

@@ -1,7 +1,6 @@
 """`localllm simulate` as a user types it: text in 80 columns, JSON, and refused flags."""
 
 import json
-import random
 import re
 
 import pytest
@@ -13,11 +12,11 @@ from localllm.cli.io import flag_name
 from localllm.cli.simulate_setup import NOT_REPLAYED
 from localllm.hardware.prices import find_price
 from localllm.hub.resolve import resolve_model
-from localllm.plan import step_times
 from localllm.plan.expected import step_setup
 from localllm.plan.fit import LoadOptions
 from localllm.settings import Settings
 from tests.benchmark.load.scripted_server import ScriptedServer, completions
+from tests.plan.made_up_steps import record_steps
 from tests.plan.published import LLAMA_8B, write_sparse
 
 
@@ -238,27 +237,35 @@ def test_sensitivity(localllm, llama):
     assert amounts["step durations -20%"] > found["capacity"]["amount"] > amounts["step durations +20%"]
 
 
-def test_measured_steps(localllm, tmp_path):
+ONE_USER = ("demo", "--users", "1", "--requests", "20", "--prompt", "200", "--output", "50")
+
+
+def test_measured_steps(localllm):
     """With recorded steps of the model, this machine's durations are fitted to them."""
-    settings = Settings.from_environment()
-    ref = resolve_model("demo")
-    options = LoadOptions(None, 1, None, "auto", "auto")
-    setup, _ = step_setup(read_header(ref.path), options, "auto", settings, name="demo")
-    rng, rows = random.Random(0), []
-    for _ in range(400):
-        sequences, prompt = rng.randint(1, 8), rng.choice((0, 0, 0, 200))
-        context = sequences * rng.randint(50, 900)
-        seconds = 0.002 + 0.001 * sequences + 0.0001 * prompt
-        rows.append(
-            (sequences, sequences, context, int(prompt > 0), prompt, prompt, prompt * prompt // 2, seconds)
-        )
-    settings.home.mkdir(parents=True, exist_ok=True)
-    step_times.record(settings.home, setup, rows, pytest.fail)
-    found = simulate(localllm, "demo", "--users", "1", "--requests", "20", "--prompt", "200", "--output", "50")
+    record_steps("demo")
+    found = simulate(localllm, *ONE_USER)
     assert found["step_times"].startswith(
-        "fitted to 320 steps of demo on this machine; of 80 others, a single one"
+        "fitted to 320 steps of up to 8 sequences of demo on this machine; of 80 others, a single one"
     )
     assert found["tpot_s"]["p50"] == pytest.approx(0.003, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "flags", "reason"),
+    [
+        ({"batches": (1,)}, (), "recorded decode steps of demo are of one sequence at a time"),
+        ({"noise": 2.0}, (), "a fit to the 400 recorded steps of demo is too inaccurate: of 80 others, a single"),
+        ({}, ("--drafts", "4"), "decodes with drafts"),
+    ],
+)
+def test_steps_that_determine_no_fit_are_not_used(localllm, recorded, flags, reason):
+    """The roofline is used instead, and the output says why and how to record steps."""
+    record_steps("demo", **recorded)
+    code, out, _ = localllm("simulate", *ONE_USER, *flags, "--json")
+    source = json.loads(out)["step_times"]
+    assert code == 0 and source.startswith("roofline of this machine") and reason in source
+    draft = " --draft" if flags else ""
+    assert f"`localllm bench demo{draft} --prompt 64,512 --batch 1,8,32` records what a fit needs" in source
 
 
 @pytest.mark.parametrize(

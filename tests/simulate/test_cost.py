@@ -14,7 +14,7 @@ from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import read_header
 from localllm.errors import UsageError
 from localllm.runtime.step import StepShape
-from localllm.simulate.cost import FittedCost, RooflineCost, entry_delay, nonnegative_least_squares
+from localllm.simulate.cost import FittedCost, RooflineCost, entry_delay, nonnegative_least_squares, why_not_fitted
 from tests.models.families import FAMILIES
 from tests.plan.published import LLAMA_8B, header_of
 from tests.tiny import make_checkpoint
@@ -72,6 +72,72 @@ def test_coefficients_are_not_negative() -> None:
 def test_too_few_steps() -> None:
     with pytest.raises(UsageError, match="31 steps were measured"):
         FittedCost([(shape, 0.01) for shape in shapes(31)], "made up")
+
+
+def decode_steps(sequences: int, count: int = 40, drafts: int = 0) -> list[StepShape]:
+    return [StepShape(sequences, sequences * (1 + drafts), 100 * sequences + n, 0, 0, 0, 0) for n in range(count)]
+
+
+def prefill_steps(tokens: int, count: int = 5) -> list[StepShape]:
+    return [StepShape(0, 0, 0, 1, tokens, tokens, tokens * tokens // 2)] * count
+
+
+@pytest.mark.parametrize(
+    ("recorded", "drafts", "reason"),
+    [
+        ([], False, "no step of demo was measured"),
+        (decode_steps(1, 20), False, "only 20 steps of demo were recorded"),
+        (
+            decode_steps(1) + prefill_steps(512),
+            False,
+            "the 40 recorded decode steps of demo are of one sequence at",
+        ),
+        (
+            decode_steps(1) + decode_steps(3),
+            False,
+            "the 80 recorded decode steps of demo are of at most 3 sequences",
+        ),
+        (
+            decode_steps(1) + decode_steps(32, 3),
+            False,
+            "the 43 recorded decode steps of demo are of one sequence at",
+        ),
+        (decode_steps(8) + decode_steps(16), False, "the 80 recorded decode steps of demo are of at least 8 seq"),
+        (
+            decode_steps(1) + decode_steps(8),
+            False,
+            "hardly any of the 80 recorded steps of demo computes a prompt",
+        ),
+        (
+            decode_steps(1) + decode_steps(8) + prefill_steps(512, 9),
+            False,
+            "the 89 recorded steps of demo compute similar numbers of prompt tokens",
+        ),
+        (
+            decode_steps(1) + decode_steps(8),
+            True,
+            "hardly any of the 80 recorded decode steps of demo decodes with",
+        ),
+        (decode_steps(8, drafts=4), False, "hardly any of the 40 recorded decode steps of demo decodes without"),
+        (
+            prefill_steps(64, 20) + prefill_steps(512, 20),
+            False,
+            "hardly any of the 40 recorded steps of demo decodes",
+        ),
+    ],
+)
+def test_steps_that_do_not_determine_a_fit(recorded: list[StepShape], drafts: bool, reason: str) -> None:
+    found = why_not_fitted([(shape, true_seconds(shape)) for shape in recorded], "demo", drafts=drafts)
+    assert found and found.startswith(reason)
+
+
+def test_steps_that_determine_a_fit() -> None:
+    """Those of `bench --prompt 64,512 --batch 1,8`, and those of a server."""
+    bench = [*decode_steps(1), *decode_steps(8), *prefill_steps(64), *prefill_steps(512)]
+    for recorded in (bench, shapes(600)):
+        assert why_not_fitted([(s, true_seconds(s)) for s in recorded], "demo", drafts=False) is None
+    drafted = decode_steps(1, drafts=4) + decode_steps(8, drafts=4)
+    assert why_not_fitted([(s, true_seconds(s)) for s in bench + drafted], "demo", drafts=True) is None
 
 
 class Rates:
