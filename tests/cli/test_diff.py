@@ -73,7 +73,7 @@ def test_the_program_compares_safetensors_with_gguf():
     assert (lines["reference"], lines["compared"]) == ("stories260K", "stories260K-f32")
     assert lines["perplexity change"] == "0.00% ± 0.00%"
     assert lines["same top token"] == "100.00% ± 0.00%"
-    assert page.count("64 of 64 tokens are identical") == 2
+    assert page.count("all 64 tokens are identical") == 2
 
 
 @pytest.mark.slow
