@@ -177,10 +177,9 @@ def plan(
     advice = None
     if not workers_bytes and (pool.devices > 1 or parallel.devices > 1 or not result.fit.fits):
         advice = advise(header, pool, load_options, name=name, prompt=result.prompt, expectation=expectation)
-    typed = shlex.quote(model) if is_path(model) else name
-    planned = PlannedModel(
-        name, header, gpu, device or "auto", settings, model if is_path(model) else name, machine
-    )
+    as_typed = model if is_path(model) else name
+    typed = shlex.quote(as_typed)
+    planned = PlannedModel(name, header, gpu, device or "auto", settings, as_typed, machine)
     lengths = {"prompt": prompt, "output": output}
     if advice and users > 1 and not slo:  # users of --slo are fewer requests at once
         advice = replace(advice, prefill=advise_prefill(planned, load_options, advice, lengths))
@@ -238,11 +237,13 @@ class PlannedModel:
 
     def has_fitted_steps(self, options: LoadOptions) -> bool:
         """Return whether durations of steps on this machine are known from recorded ones."""
-        from localllm.cli.simulate_setup import recorded_fit
+        if self.gpu:
+            return False
+        from localllm.plan.expected import step_setup
+        from localllm.simulate.target import RecordedFit, fit_recorded
 
-        return not self.gpu and not isinstance(
-            recorded_fit(self.name, self.header, options, self.device, self.settings), str
-        )
+        setup, _ = step_setup(self.header, options, self.device, self.settings, name=self.name)
+        return isinstance(fit_recorded(self.settings.home, setup, note, name=self.name), RecordedFit)
 
     def target(self, options: LoadOptions, *, by_steps: bool = True) -> "Target":
         """Return the engine on one device, for simulations. Raises DoesNotFit, and the errors of `target_of`.

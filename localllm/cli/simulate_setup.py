@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # they import torch, which takes a second that no refusal nee
     from localllm.simulate.load import LoadPlan
     from localllm.simulate.report import Report
     from localllm.simulate.simulation import Observer
-    from localllm.simulate.target import RecordedFit, Target
+    from localllm.simulate.target import Target
     from localllm.simulate.tiers import TierSetup
 
 LOCAL_DEVICES = ("auto", "cpu", "cuda")
@@ -358,18 +358,6 @@ def find_model(
     return name, header, gpu, chosen
 
 
-def recorded_fit(
-    name: str, header: Header, load_options: LoadOptions, chosen: str, settings: Settings, *, drafts: bool = False
-) -> "RecordedFit | str":
-    """Return a fit to the steps of a model that this machine has recorded, or why there is none. See
-    `fit_recorded`."""
-    from localllm.plan.expected import step_setup
-    from localllm.simulate.target import fit_recorded
-
-    setup, _ = step_setup(header, load_options, chosen, settings, name=name)
-    return fit_recorded(settings.home, setup, note, name=name, drafts=drafts)
-
-
 def recording_command(typed: str, load_options: LoadOptions, *, drafts: bool) -> str:
     """Return a command that records steps to which durations can be fitted. typed: the model as typed"""
     words = ["localllm", "bench", shlex.quote(typed)]
@@ -407,6 +395,7 @@ def target_of(
         CPU_SEQUENCE_S,
         ONE_DEVICE,
         RecordedFit,
+        fit_recorded,
         fitted_target,
         parse_shares,
         roofline_target,
@@ -421,9 +410,9 @@ def target_of(
     from localllm.plan.expected import expect_on_device, step_setup
 
     memory = free_memory(chosen)
-    fitted = recorded_fit(name, header, load_options, chosen, settings, drafts=drafts)
+    setup, device_name = step_setup(header, load_options, chosen, settings, name=name)
+    fitted = fit_recorded(settings.home, setup, note, name=name, drafts=drafts)
     if isinstance(fitted, RecordedFit) and by_steps:
-        _, device_name = step_setup(header, load_options, chosen, settings, name=name)
         return fitted_target(header, memory, load_options, fitted, name=name, device_name=device_name)
     with status(f"measuring this machine for {name}"):
         hardware, expectation = expect_on_device(

@@ -321,7 +321,7 @@ class ReplicaService:
         return fleet_of(self.handle)
 
     def restart(self, notify: Callable[[str], object]) -> None:
-        """Replace all replicas by new ones while requests continue, unless a restart is in progress."""
+        """Replace all replicas with new ones while requests continue, unless a restart is in progress."""
 
         def work() -> None:
             if not self.restarting.acquire(blocking=False):

@@ -62,7 +62,7 @@ late:
   ret i64 0
 }}
 """
-# Instruction that tells a core that it spins, as declared and as called, by LLVM's name of the architecture.
+# The spin-wait hint to the core (x86: pause), as declared and as called, by LLVM's name of the architecture.
 PAUSES = {"x86-64": ("llvm.x86.sse2.pause()", "llvm.x86.sse2.pause()")}
 PAUSES |= dict.fromkeys(("aarch64", "arm64"), ("llvm.aarch64.hint(i32)", "llvm.aarch64.hint(i32 1)"))
 
